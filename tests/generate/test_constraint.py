@@ -266,6 +266,20 @@ def test_special_tokens_come_where_a_grammar_names_them(tiny_tokenizer: Tokenize
     assert spelled.text == "<think>" and 261 not in spelled.ids
 
 
+def test_a_schema_may_be_a_part_of_a_grammar(tiny_tokenizer: Tokenizer) -> None:
+    constraints = Constraints(tiny_tokenizer)
+    rule = constraints.json_in_lark(PERSON | {"not": {}}, lenient=True)
+    begin, end = constraints.quoted("<think>call "), constraints.quoted("</x>")
+    for seed in range(4):
+        reply = Reply(constraints.lark(f"start: {begin} arguments {end}\narguments: {rule}"), seed)
+        assert reply.reason == "stop" and reply.ids[0] == 261
+        value = reply.text.removeprefix("<think>call ").removesuffix("</x>")
+        jsonschema.validate(json.loads(value), PERSON)
+        assert max(map(len, re.findall(r"\s+", value)), default=0) <= 64
+    with pytest.raises(UsageError, match="nested"):
+        constraints.json_in_lark(nested(200))
+
+
 def test_a_form_that_has_ended_ends_the_reply_without_another_step(
     tiny_tokenizer: Tokenizer,
 ) -> None:
@@ -349,6 +363,21 @@ def test_masks_are_computed_while_the_model_runs(
     assert [name.startswith("vkmoe-constraint") for name in names] == [True]
 
 
+def test_a_form_that_takes_too_long_ends_its_reply(
+    tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = Constraints(tiny_tokenizer).regex("[a-c]{4}")
+    compute, may_end = subject._mask, threading.Event()
+    monkeypatch.setattr(subject, "_mask", lambda *args: (may_end.wait(30), compute(*args))[1])
+    monkeypatch.setattr(subject, "_MAX_SECONDS", 0.01)
+    state = constraint.begin()
+    assert state.accept(ord("a"))
+    with pytest.raises(VkmoeError, match="took more than"):
+        state.allowed()
+    state.close()
+    may_end.set()
+
+
 def test_cancelled_replies_leave_nothing(tiny_tokenizer: Tokenizer) -> None:
     constraint = Constraints(tiny_tokenizer).json_object()
     states: list[weakref.ref[Any]] = []
@@ -430,6 +459,25 @@ def test_a_hostile_schema_is_one_clear_error(
     assert len(str(found.value)) < 400 and str(found.value).isprintable()
 
 
+def test_what_cannot_be_kept_to_is_ignored_where_that_is_asked_for(
+    tiny_tokenizer: Tokenizer,
+) -> None:
+    constraints = Constraints(tiny_tokenizer)
+    part = {"type": "string", "maxLength": 4, "x-guidance": {"lenient": True}}
+    overlapping = [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 3}]
+    for rule in ({"format": "password"}, {"not": {"const": "abc"}}, {"oneOf": overlapping}):
+        schema = {"x-guidance": {"lenient": True}, **rule}
+        if "oneOf" not in rule:
+            schema |= part
+        with pytest.raises(UsageError):
+            constraints.json_schema(schema)
+        reply = Reply(constraints.json_schema(schema, lenient=True), 1)
+        kind = int if "oneOf" in rule else str
+        assert reply.reason == "stop" and isinstance(json.loads(reply.text), kind)
+    with pytest.raises(UsageError, match="another document"):
+        constraints.json_schema({"$ref": "http://example.com/x"}, lenient=True)
+
+
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [
@@ -442,9 +490,13 @@ def test_a_hostile_schema_is_one_clear_error(
         ('start: %json {"$ref": "http://example.com/x"}', "another document"),
         ("start: " + '"a" ' * 100_000, "more than 262144"),
         ('start: "\ud800"', "no text"),
+        ("start: %json " + '{"items":' * 200 + "{}" + "}" * 200, "nested more than 100 deep"),
+        ("start: %json " + '{"items":' * 20_000 + "{}" + "}" * 20_000, "nested more than"),
+        ("start: %json " + json.dumps({"properties": {f"p{i}": {} for i in range(9000)}}), "2000"),
+        ("start: %json {", "EOF"),
         (None, "no text"),
     ],
-    ids=range(10),
+    ids=range(14),
 )
 def test_a_bad_grammar_is_one_clear_error(
     tiny_tokenizer: Tokenizer, grammar: Any, message: str

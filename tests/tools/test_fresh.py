@@ -88,6 +88,7 @@ def test_every_requirement_has_a_constraint_that_fits() -> None:
         *project["build-system"]["requires"],
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["dev"],
+        *project["project"]["optional-dependencies"]["server"],
     ]
     lines = (ROOT / "tools" / "constraints.txt").read_text().splitlines()
     constraints = [Requirement(line) for line in lines if not line.startswith("#")]

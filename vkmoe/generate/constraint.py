@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,12 +35,18 @@ MAX_CHARS = 1 << 18  # of a schema, a grammar or a regular expression
 MAX_DEPTH = 100  # of a schema; the package reads no deeper JSON
 MAX_OBJECTS = 2000  # in a schema: compiling takes the square of an object's properties
 MAX_VALUES = 50_000  # in a schema, scalars included
+_SCHEMA = "the JSON schema"
 _MAX_LISTED = 200  # characters of a reason
 # Blanks between the parts of JSON. Models that know no better word fill the context with them.
 _JSON_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
-# A row of the parser has four items for each property that may come next; a state of the lexer
-# takes up to 2 kB.
-_LIMITS = {"max_items_in_row": 5 * MAX_OBJECTS, "max_lexer_states": 50_000}
+# A row of the parser has four items for each property that may come next, a step few more; a state
+# of the lexer takes up to 2 kB.
+_LIMITS = {
+    "max_items_in_row": 5 * MAX_OBJECTS,
+    "step_max_items": 10 * MAX_OBJECTS,
+    "max_lexer_states": 50_000,
+}
+_MAX_SECONDS = 10  # that a reply waits for a mask, and other replies with it
 
 
 class Constraints:
@@ -53,33 +60,18 @@ class Constraints:
         self._lock = Lock()
         self._built: LLTokenizer | None = None
 
-    def json_schema(self, schema: Mapping[str, Any] | bool) -> Constraint:
+    def json_schema(self, schema: Mapping[str, Any] | bool, lenient: bool = False) -> Constraint:
         """Allow JSON that a schema describes; what `$ref` names must be in the schema itself.
 
-        Keywords that cannot be kept to, such as `not`, are refused.
+        Keywords and formats that cannot be kept to, such as `not`, are refused; if `lenient` they
+        are ignored, and of `oneOf` several may hold.
         """
-        what = "the JSON schema"
-        if not isinstance(schema, Mapping | bool):
-            raise UsageError(f"{what} is no object", "give a JSON object, or true for any JSON")
-        if schema is False:
-            raise UsageError(f"{what} is false, which allows nothing", "leave it out")
-        rules = {} if schema is True else dict(schema)
-        _check_size(rules, what)
+        text = _written(schema, lenient)
         try:
-            text = json.dumps(rules, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"{what} is no JSON: {error}", "use objects, lists, texts, numbers"
-            ) from error
-        _check_text(text, what)
-        package = _package()
-        try:
-            grammar = package.LLMatcher.grammar_from_json_schema(
-                text, overrides={"whitespace_pattern": _JSON_BLANKS}
-            )
+            grammar = _package().LLMatcher.grammar_from_json_schema(text)
         except ValueError as error:
-            raise _unusable(what, str(error)) from error
-        return self._compile(grammar, what)
+            raise _unusable(_SCHEMA, str(error)) from error
+        return self._compile(grammar, _SCHEMA)
 
     def json_object(self) -> Constraint:
         """Allow any JSON object."""
@@ -92,10 +84,18 @@ class Constraints:
         return self._compile(_package().LLMatcher.grammar_from_regex(pattern), what)
 
     def lark(self, grammar: str) -> Constraint:
-        """Allow texts of a Lark grammar in the form of `llguidance`; see also `quoted`."""
+        """Allow texts of a Lark grammar in the form of `llguidance`.
+
+        `json_in_lark` and `quoted` write parts of one.
+        """
         what = "the grammar"
         _check_text(grammar, what)
+        _check_schemas_in(grammar)
         return self._compile(_package().LLMatcher.grammar_from_lark(grammar), what)
+
+    def json_in_lark(self, schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
+        """Write a schema, as `json_schema` takes it, as a Lark grammar wants it amid its rules."""
+        return f"%json {_written(schema, lenient)}"
 
     def quoted(self, text: str) -> str:
         """Write a text as a Lark grammar wants it: special tokens by id, the rest in quotes."""
@@ -111,7 +111,10 @@ class Constraints:
             raise _unusable(what, matcher.get_error())
         n_vocab = self._tokenizer.n_vocab
         first_mask = _mask(matcher, n_vocab)
-        if matcher.is_error() or not (first_mask.any() or matcher.is_accepting()):
+        error = matcher.get_error()
+        if error and not error.startswith("NoExtension"):
+            raise _unusable(what, error)
+        if error or not (first_mask.any() or matcher.is_accepting()):
             raise UsageError(
                 f"{what} allows no text at all", "see that its parts can come to an end"
             )
@@ -158,7 +161,10 @@ class ConstraintState:
         out to be too complex, or has a text that the vocabulary cannot spell.
         """
         if self._coming is not None:
-            self._mask, self._coming = self._coming.result(), None
+            try:
+                self._mask, self._coming = self._coming.result(_MAX_SECONDS), None
+            except TimeoutError as error:
+                raise _stuck(f"a token took more than {_MAX_SECONDS} seconds") from error
             self._check()
         n_ends = np.count_nonzero(self._mask[self._end_ids])
         if np.count_nonzero(self._mask) > n_ends:
@@ -273,6 +279,29 @@ def _package() -> Any:
 # ----- what is refused -----
 
 
+def _written(schema: Mapping[str, Any] | bool, lenient: bool) -> str:
+    """Check a schema, and return it as JSON with the options that the package is to read it by."""
+    if not isinstance(schema, Mapping | bool):
+        raise UsageError(f"{_SCHEMA} is no object", "give a JSON object, or true for any JSON")
+    if schema is False:
+        raise UsageError(f"{_SCHEMA} is false, which allows nothing", "leave it out")
+    rules = {} if schema is True else dict(schema)
+    rules["x-guidance"] = {
+        "whitespace_pattern": _JSON_BLANKS,
+        "lenient": lenient,
+        "coerce_one_of": lenient,
+    }
+    _check_size(rules)
+    try:
+        text = json.dumps(rules, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{_SCHEMA} is no JSON: {error}", "use objects, lists, texts, numbers"
+        ) from error
+    _check_text(text, _SCHEMA)
+    return text
+
+
 def _check_text(text: str, what: str) -> None:
     """Refuse what is no text, or too long a one."""
     if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
@@ -283,7 +312,7 @@ def _check_text(text: str, what: str) -> None:
         )
 
 
-def _check_size(schema: Mapping[str, Any], what: str) -> None:
+def _check_size(schema: Any) -> None:
     """Refuse a schema that is too deep or too large, or has a circle, without recursion."""
     n_values = n_objects = 0
     left: list[tuple[Any, int]] = [(schema, 1)]
@@ -297,14 +326,29 @@ def _check_size(schema: Mapping[str, Any], what: str) -> None:
         n_values += 1
         if depth > MAX_DEPTH:
             raise UsageError(
-                f"{what} is nested more than {MAX_DEPTH} deep", "put parts of it under $defs"
+                f"{_SCHEMA} is nested more than {MAX_DEPTH} deep", "put parts of it under $defs"
             )
         if n_values > MAX_VALUES or n_objects > MAX_OBJECTS:
             raise UsageError(
-                f"{what} has more than {MAX_OBJECTS} objects or {MAX_VALUES} values in it",
+                f"{_SCHEMA} has more than {MAX_OBJECTS} objects or {MAX_VALUES} values in it",
                 "make it smaller",
             )
         left += [(each, depth + 1) for each in inside]
+
+
+def _check_schemas_in(grammar: str) -> None:
+    """Refuse schemas inside a grammar that are too deep or too large."""
+    decoder = json.JSONDecoder()
+    for mark in re.finditer(r"%json\s*", grammar):
+        try:
+            schema = decoder.raw_decode(grammar, mark.end())[0]
+        except RecursionError as error:
+            raise UsageError(
+                f"{_SCHEMA} is nested more than {MAX_DEPTH} deep", "put parts of it under $defs"
+            ) from error
+        except ValueError:
+            continue  # which compiling says better
+        _check_size(schema)
 
 
 def _unusable(what: str, error: str) -> UsageError:

@@ -112,13 +112,18 @@ class Sampler:
         if allowed is not None:
             logits[: allowed.size][~allowed[: raw.size]] = -np.inf
             logits[allowed.size :] = -np.inf
-        top_k = min(self._config.top_k or raw.size, raw.size)
+        # Many equal logits, such as those of what is forbidden, make a partition slow.
+        ids = np.flatnonzero(logits > -np.inf)
+        if not ids.size:
+            raise _no_token()
+        logits = logits[ids]
+        top_k = min(self._config.top_k or ids.size, ids.size)
         left = logits
-        if top_k < raw.size:
-            left = np.sort(np.partition(logits, raw.size - top_k)[raw.size - top_k :])[::-1]
+        if top_k < ids.size:
+            left = np.sort(np.partition(logits, ids.size - top_k)[ids.size - top_k :])[::-1]
         reach = np.flatnonzero(logits >= max(self._limit(float(np.max(logits))), float(left.min())))
         order = reach[np.lexsort((reach, -logits[reach]))]
-        return self._keep(order, logits[order], left)
+        return self._keep(ids[order], logits[order], left)
 
     def _penalised(self, raw: Floats) -> Floats:
         """Return all logits [n_vocab] after penalties, which count the last tokens, and biases.
@@ -144,10 +149,7 @@ class Sampler:
         """
         top = float(logits[0])
         if top == -np.inf:
-            raise VkmoeError(
-                "no token can be chosen: every logit is minus infinity",
-                "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
-            )
+            raise _no_token()
         n = 1
         if self._config.temp != 0:
             n = min(left.size, int(np.count_nonzero(logits >= self._limit(top))))
@@ -179,6 +181,13 @@ def _checked(logits: npt.NDArray[np.float32]) -> Floats:
     if not (result < np.inf).all():  # false for NaN too
         raise _bad_logits()
     return result
+
+
+def _no_token() -> VkmoeError:
+    return VkmoeError(
+        "no token can be chosen: every logit is minus infinity",
+        "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
+    )
 
 
 def _bad_logits() -> VkmoeError:
