@@ -266,6 +266,15 @@ def test_special_tokens_come_where_a_grammar_names_them(tiny_tokenizer: Tokenize
     assert spelled.text == "<think>" and 261 not in spelled.ids
 
 
+def test_text_that_must_come_has_the_tokens_that_the_model_knows_it_by(
+    tiny_tokenizer: Tokenizer,
+) -> None:
+    for text in ("hello hell", "he said hell"):
+        reply = Reply(Constraints(tiny_tokenizer).json_schema({"const": text}), 1)
+        assert reply.text == f'"{text}"'
+        assert reply.ids == tiny_tokenizer.encode_plain(reply.text)
+
+
 def test_a_schema_may_be_a_part_of_a_grammar(tiny_tokenizer: Tokenizer) -> None:
     constraints = Constraints(tiny_tokenizer)
     rule = constraints.json_in_lark(PERSON | {"not": {}}, lenient=True)
@@ -466,7 +475,7 @@ def test_what_cannot_be_kept_to_is_ignored_where_that_is_asked_for(
     part = {"type": "string", "maxLength": 4, "x-guidance": {"lenient": True}}
     overlapping = [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 3}]
     for rule in ({"format": "password"}, {"not": {"const": "abc"}}, {"oneOf": overlapping}):
-        schema = {"x-guidance": {"lenient": True}, **rule}
+        schema: dict[str, Any] = {"x-guidance": {"lenient": True}, **rule}
         if "oneOf" not in rule:
             schema |= part
         with pytest.raises(UsageError):
