@@ -20,6 +20,12 @@ PROMPTS = ["def main():", "import os\n", "class Queue:\n    ", "x = [", "# The f
 
 
 @pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
     """What the model writes on its own, without randomness."""
     with LLM(None, ctx_size=256) as llm:
@@ -124,8 +130,7 @@ def test_stop_texts_end_a_reply_and_are_not_in_it(server: Served, texts: dict[st
         assert found["text"] == text[: text.index(stop)] and found["finish_reason"] == "stop"
 
 
-def test_openai_own_client_is_served(server: Served, texts: dict[str, str]) -> None:
-    client = OpenAI(base_url=f"{server.address}/v1", api_key="none")
+def test_openai_own_client_is_served(client: OpenAI, texts: dict[str, str]) -> None:
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
     found = client.completions.create(model="demo", prompt=PROMPTS[1], max_tokens=20, temperature=0)
@@ -143,8 +148,7 @@ def test_openai_own_client_is_served(server: Served, texts: dict[str, str]) -> N
     assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 3
 
 
-def test_likelihoods_and_biases_are_those_of_the_model(server: Served) -> None:
-    client = OpenAI(base_url=f"{server.address}/v1", api_key="none")
+def test_likelihoods_and_biases_are_those_of_the_model(server: Served, client: OpenAI) -> None:
     messages: Any = [{"role": "user", "content": PROMPTS[1]}]
     common: dict[str, Any] = {"model": "demo", "max_tokens": 6, "temperature": 0}
     found = client.chat.completions.create(
@@ -176,8 +180,7 @@ SCHEMA = {
 }
 
 
-def test_a_reply_has_the_form_that_was_asked_for(server: Served) -> None:
-    client = OpenAI(base_url=f"{server.address}/v1", api_key="none")
+def test_a_reply_has_the_form_that_was_asked_for(server: Served, client: OpenAI) -> None:
     for temperature in (0.0, 0.3):
         done = client.chat.completions.create(
             model="demo",

@@ -113,6 +113,7 @@ class Generation:
         self.pieces: deque[Piece] = deque()
         self.finish_reason: FinishReason | None = None
         self.error: VkmoeError | None = None  # what ended it, where that was no wish
+        self.stop_text: str | None = None  # which of the asked texts ended it
         self.is_cancelled = False
         self.n_reused = self.n_decode_steps = self.n_drafted = self.n_accepted = 0
         self.n_generated = 0  # tokens, one that ends the reply included
@@ -235,6 +236,7 @@ class Generation:
         text, stop = self._stops.feed(self._text.feed(token))
         self.pieces.append(Piece(token, text, *(likely or ())))
         if stop is not None:
+            self.stop_text = stop
             self.end("stop")
         elif self._form is not None and not self._form.accept(token):
             self._finish("stop")

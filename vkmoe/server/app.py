@@ -19,7 +19,9 @@ from vkmoe.server.chat import answer_chat
 from vkmoe.server.completions import complete
 from vkmoe.server.errors import ApiError
 from vkmoe.server.guard import Guard, error_response
+from vkmoe.server.messages import answer_message, count_tokens
 from vkmoe.server.replies import ClientGone
+from vkmoe.server.responses import answer_response
 from vkmoe.server.service import Service
 
 __all__ = ["make_app"]
@@ -34,6 +36,9 @@ _ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/v1/models/{name:path}", facts.one_model),
     ("POST", "/v1/chat/completions", answer_chat),
     ("POST", "/v1/completions", complete),
+    ("POST", "/v1/responses", answer_response),
+    ("POST", "/v1/messages", answer_message),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/tokenize", facts.tokenize),
     ("POST", "/detokenize", facts.detokenize),
     ("POST", "/apply-template", facts.apply_template),

@@ -26,7 +26,7 @@ from vkmoe.server.replies import News, Reply, merged, until_gone
 from vkmoe.server.service import PATIENCE, Service, finish_reason, new_id, timings, usage
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
 
-__all__ = ["ChatFields", "Message", "answer_chat"]
+__all__ = ["ChatFields", "Message", "answer_chat", "names_of_effort"]
 
 
 class Message(Body):
@@ -119,10 +119,7 @@ class ChatFields(ReplyFields):
         if taken := RESERVED.intersection(names):
             where = "chat_template_kwargs"
             raise ApiError(400, f"{where} must not set {min(taken)!r}", param=where)
-        if self.reasoning_effort is not None:
-            names.setdefault("reasoning_effort", self.reasoning_effort)
-            names.setdefault("enable_thinking", self.reasoning_effort != "none")
-        return names
+        return names_of_effort(self.reasoning_effort) | names
 
     def conversation(self) -> Conversation:
         """Return the conversation that it is. Raises ApiError."""
@@ -147,6 +144,13 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
         return EventStream(answer.events())
     body = await until_gone(request, answer.whole())
     return Response(json_bytes(body), media_type="application/json")
+
+
+def names_of_effort(effort: str | None) -> dict[str, Any]:
+    """Return what templates are told of how much a model is to think; nothing for None."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 def _delta(found: ReplyEvent) -> dict[str, Any] | None:

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vkmoe.errors import PromptError, UsageError
 from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.loop import Piece, Request
-from vkmoe.generate.tools import ReplyEvent, ReplyParser, ToolFamily, call_grammar, form_grammar
+from vkmoe.generate.tools import (
+    ReplyEvent,
+    ReplyParser,
+    Thought,
+    ToolFamily,
+    call_grammar,
+    form_grammar,
+)
 from vkmoe.llm import LLM
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import ReplyFields
@@ -43,6 +51,11 @@ class Conversation:
         offered = self.offered or None
         return service.template(llm).render(self.messages, tools=offered, **self.names)
 
+    def tokens(self, llm: LLM, prompt: str) -> list[int]:
+        """Return the tokens of the prompt. Raises VkmoeError."""
+        # A model without a template of its own has none that begins the text as it wants.
+        return llm.tokenizer.encode(prompt, add_special=not llm.has_chat_template)
+
     def constraint(self, llm: LLM, family: ToolFamily, in_thought: bool) -> Constraint | None:
         """Return what keeps the reply to its form; None: nothing. Raises VkmoeError."""
         if self.tool_choice not in ("none", "auto"):
@@ -55,7 +68,10 @@ class Conversation:
                         "name one of its tools",
                     )
             parallel = self.parallel_calls and self.tool_choice == "required"
-            grammar = call_grammar(family, chosen, parallel=parallel, in_thought=in_thought)
+            in_lark = partial(llm.constraints.json_in_lark, lenient=True)
+            grammar = call_grammar(
+                family, chosen, in_lark, parallel=parallel, in_thought=in_thought
+            )
             return llm.constraints.lark(grammar)
         if self.schema is None:
             return None
@@ -65,8 +81,9 @@ class Conversation:
             )
         if family.thought is None and family.name != "harmony":
             return llm.constraints.json_schema(self.schema)
-        llm.constraints.json_schema(self.schema)  # for its errors
-        return llm.constraints.lark(form_grammar(family, self.schema, in_thought=in_thought))
+        write = llm.constraints.json_in_lark
+        grammar = form_grammar(family, self.schema, write, in_thought=in_thought)
+        return llm.constraints.lark(grammar)
 
 
 def _name(tool: dict[str, Any]) -> str:
@@ -79,6 +96,7 @@ class ReplyText:
     def __init__(self, llm: LLM, parser: ReplyParser, is_kept_to_form: bool) -> None:
         """Begin a reply; one that is kept to a form has no blank before its first word."""
         self._parser = parser
+        self.n_thought = 0  # tokens of its thoughts
         self._has_blank = llm.tokenizer.adds_space and not is_kept_to_form
 
     def feed(self, pieces: Iterable[Piece]) -> list[ReplyEvent]:
@@ -87,7 +105,9 @@ class ReplyText:
         for piece in pieces:
             text = piece.text.removeprefix(" ") if self._has_blank else piece.text
             self._has_blank = self._has_blank and not piece.text
-            found += self._parser.feed(text)
+            events = self._parser.feed(text)
+            self.n_thought += bool(events) and all(isinstance(each, Thought) for each in events)
+            found += events
         return found
 
     def finish(self) -> list[ReplyEvent]:
@@ -116,8 +136,7 @@ async def begin(
 
     def prepare() -> tuple[list[int], bool, Constraint | None]:
         text = conversation.prompt(service, llm)
-        # A model without a template of its own has not seen one that begins the text either.
-        ids = llm.tokenizer.encode(text, add_special=not llm.has_chat_template)
+        ids = conversation.tokens(llm, text)
         in_thought = service.family(llm).begins_in_thought(text)
         return ids, in_thought, conversation.constraint(llm, service.family(llm), in_thought)
 

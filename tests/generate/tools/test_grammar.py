@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,12 @@ from vkmoe.generate.tools.marked import DEEPSEEK as D
 
 from .replies import FAMILIES, NOW, THINK, events_of, joined, tool
 from .test_parser import HARMONY_THOUGHT, V3, V31
+
+
+def calls_of(family: ToolFamily, tools: Sequence[Any], **more: Any) -> str:
+    """The grammar of calls, with schemas as they are."""
+    return call_grammar(family, tools, lambda schema: f"%json {json.dumps(schema)}", **more)
+
 
 llguidance: Any = pytest.importorskip("llguidance")
 
@@ -58,7 +65,7 @@ def takes(grammar: str, text: str) -> bool:
 def test_calls_as_the_template_writes_them_are_taken_and_nothing_else(name: FamilyName) -> None:
     call, between, begin, end, thought = FORMS[name]
     family = FAMILIES[name]
-    grammar = call_grammar(family, TOOLS)
+    grammar = calls_of(family, TOOLS)
     one = f"{begin}{call}{end}"
     assert takes(grammar, one) and takes(grammar, thought + one)
     assert len(joined(events_of([thought + one], family)).calls) == 1
@@ -67,19 +74,19 @@ def test_calls_as_the_template_writes_them_are_taken_and_nothing_else(name: Fami
     assert not takes(grammar, one.replace("1", "true"))
     two = f"{begin}{call}{between}{call}{end}"
     assert takes(grammar, two) == (between is not None)
-    assert not takes(call_grammar(family, TOOLS, parallel=False), two)
-    assert takes(call_grammar(family, TOOLS, parallel=False), one)
-    assert not takes(call_grammar(family, TOOLS[1:]), one)  # tool_choice names another
+    assert not takes(calls_of(family, TOOLS, parallel=False), two)
+    assert takes(calls_of(family, TOOLS, parallel=False), one)
+    assert not takes(calls_of(family, TOOLS[1:]), one)  # tool_choice names another
 
 
 def test_a_thought_that_the_template_opened_must_end_first() -> None:
-    grammar = call_grammar(FAMILIES["hermes"], TOOLS, in_thought=True)
+    grammar = calls_of(FAMILIES["hermes"], TOOLS, in_thought=True)
     assert takes(grammar, f"hm\n</think>\n\n{ADD_JSON}")
     assert not takes(grammar, ADD_JSON)
 
 
 def test_values_between_tags_keep_to_their_schemas() -> None:
-    grammar = call_grammar(FAMILIES["qwen-coder"], TOOLS)
+    grammar = calls_of(FAMILIES["qwen-coder"], TOOLS)
 
     def call(*parameters: tuple[str, str]) -> str:
         tags = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in parameters)
@@ -105,14 +112,14 @@ def test_references_in_schemas_find_their_definitions() -> None:
     tools = [{"type": "function", "function": function}]
     inner = json.dumps({"x": {"y": 1}})
     call = f'<tool_call>\n{{"name": "f", "arguments": {inner}}}\n</tool_call>'
-    assert takes(call_grammar(FAMILIES["hermes"], tools), call)
+    assert takes(calls_of(FAMILIES["hermes"], tools), call)
     tags = '<tool_call>\n<function=f>\n<parameter=x>\n{"y": 1}\n</parameter>\n</function>\n'
-    assert takes(call_grammar(FAMILIES["qwen-coder"], tools), tags + "</tool_call>")
+    assert takes(calls_of(FAMILIES["qwen-coder"], tools), tags + "</tool_call>")
 
 
 def test_control_tokens_stand_by_their_ids() -> None:
     family = ToolFamily("mistral-args", THINK, {"[TOOL_CALLS]": 9, "[ARGS]": 32, "</think>": 7})
-    grammar = call_grammar(family, TOOLS)
+    grammar = calls_of(family, TOOLS)
     assert '<[9]> "add" <[32]> %json' in grammar
     assert "thought_end: /(?s:.*)/ <[7]>" in grammar
     tokenizer = llguidance.LLTokenizer("byte")
@@ -122,6 +129,6 @@ def test_control_tokens_stand_by_their_ids() -> None:
 
 def test_a_model_without_calls_cannot_be_made_to_call() -> None:
     with pytest.raises(PromptError, match="cannot be demanded"):
-        call_grammar(FAMILIES["none"], TOOLS)
+        calls_of(FAMILIES["none"], TOOLS)
     with pytest.raises(PromptError, match="no tools"):
-        call_grammar(FAMILIES["hermes"], [])
+        calls_of(FAMILIES["hermes"], [])

@@ -6,7 +6,7 @@ The grammar is in llguidance's dialect of Lark. What computes with it is no subj
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vkmoe.errors import PromptError
@@ -18,12 +18,16 @@ from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN, types_of
 
 __all__ = ["call_grammar", "form_grammar"]
 
+# Writes a JSON schema as a grammar wants it: `Constraints.json_in_lark` does.
+InLark = Callable[[Mapping[str, Any] | bool], str]
+
 _ONE_ONLY = ("harmony", "llama")  # their templates can write one call of a turn
 
 
 def call_grammar(
     family: ToolFamily,
     tools: Sequence[Mapping[str, Any]],
+    in_lark: InLark,
     *,
     parallel: bool = True,
     in_thought: bool = False,
@@ -41,24 +45,31 @@ def call_grammar(
             else "a tool call is demanded, but there are no tools",
             "leave tool_choice at 'auto' or 'none'",
         )
-    return _Grammar(family, [function_of(tool) for tool in tools]).text(parallel, in_thought)
+    functions = [function_of(tool) for tool in tools]
+    return _Grammar(family, functions, in_lark).text(parallel, in_thought)
 
 
 def form_grammar(
-    family: ToolFamily, schema: Mapping[str, Any] | bool, *, in_thought: bool = False
+    family: ToolFamily,
+    schema: Mapping[str, Any] | bool,
+    in_lark: InLark,
+    *,
+    in_thought: bool = False,
 ) -> str:
     """Return the grammar of an answer by a JSON schema, after an optional thought.
 
     For families that think; `in_thought`: the prompt ends inside a thought, which must end first.
     """
-    return _Grammar(family, []).of_form(schema, in_thought)
+    return _Grammar(family, [], in_lark).of_form(schema, in_thought)
 
 
 class _Grammar:
     """Collects the rules of one grammar."""
 
-    def __init__(self, family: ToolFamily, functions: Sequence[Mapping[str, Any]]) -> None:
-        self._family, self._functions = family, functions
+    def __init__(
+        self, family: ToolFamily, functions: Sequence[Mapping[str, Any]], in_lark: InLark
+    ) -> None:
+        self._family, self._functions, self._in_lark = family, functions, in_lark
 
     def text(self, parallel: bool, in_thought: bool) -> str:
         """Return the rules, the first one first."""
@@ -83,7 +94,7 @@ class _Grammar:
         before = "thought_end" if in_thought else "thought?"
         is_harmony = self._family.name == "harmony"
         mark = self._marked(f"{CHANNEL}final{MESSAGE}") if is_harmony else ""
-        answer = f"answer: {mark} %json {json.dumps(schema)}"
+        answer = f"answer: {mark} {self._in_lark(schema)}"
         return "\n".join([f"start: {before} answer", *self._thought(), answer]) + "\n"
 
     def _thought(self) -> Iterator[str]:
@@ -120,7 +131,7 @@ class _Grammar:
         """Write one call of a function."""
         family, name = self._family.name, str(function.get("name"))
         schema = _schema_of(function)
-        arguments = f"%json {json.dumps(schema)}"
+        arguments = self._in_lark(schema)
         if family == "qwen-coder":
             return self._tagged(name, schema)
         if family == "hermes":
@@ -149,10 +160,23 @@ class _Grammar:
         parts = [self._marked(OPEN), _quoted(f"\n{FUNCTION}{name}>\n")]
         required = schema.get("required")
         for key, value in _mapping(schema.get("properties")).items():
-            rule = f"{_quoted(f'<parameter={key}>' + chr(10))} {_value(value, schema)}"
+            rule = f"{_quoted(f'<parameter={key}>' + chr(10))} {self._value(value, schema)}"
             is_required = isinstance(required, list) and key in required
             parts.append(rule if is_required else f"({rule})?")
         return " ".join([*parts, '"</function>\\n"', self._marked(CLOSE)])
+
+    def _value(self, schema: object, root: Mapping[str, Any]) -> str:
+        """Write the value of a parameter and the tag behind it; a text stands there as it is."""
+        end = _quoted("\n</parameter>\n")
+        types, values = types_of(schema), _mapping(schema).get("enum")
+        if not types and not ({"$ref", "enum", "const", "allOf"} & _mapping(schema).keys()):
+            return "value"
+        if types == {"string"} and isinstance(values, list):
+            return f"({' | '.join(_quoted(str(item)) for item in values)}) {end}"
+        if "string" in types:
+            return "value"
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return f"{self._in_lark({**shared, **_mapping(schema)})} {end}"
 
     def _marked(self, text: str) -> str:
         """Write a text, its marks that are control tokens by their ids."""
@@ -167,20 +191,6 @@ class _Grammar:
 def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a function's arguments, which are an object."""
     return {"type": "object", "properties": {}, **_mapping(function.get("parameters"))}
-
-
-def _value(schema: object, root: Mapping[str, Any]) -> str:
-    """Write the value of a parameter and the tag behind it; a text stands there as it is."""
-    end = _quoted("\n</parameter>\n")
-    types, values = types_of(schema), _mapping(schema).get("enum")
-    if not types and not ({"$ref", "enum", "const", "allOf"} & _mapping(schema).keys()):
-        return "value"
-    if types == {"string"} and isinstance(values, list):
-        return f"({' | '.join(_quoted(str(item)) for item in values)}) {end}"
-    if "string" in types:
-        return "value"
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return f"%json {json.dumps({**shared, **_mapping(schema)})} {end}"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -1,0 +1,228 @@
+"""The official clients of OpenAI and Anthropic are served, with tools and forms, on a model that
+writes as Qwen does: its template and marks on the demo model, which can be made to call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.server.conftest import Served, serving
+from vkmoe.config import EngineConfig
+from vkmoe.generate.chat import ChatTemplate
+from vkmoe.llm import LLM
+
+# As Qwen3's: tools and calls between the same marks.
+TEMPLATE = """
+{%- if tools %}# Tools\\n{% for tool in tools %}{{ tool | tojson }}\\n{% endfor %}
+For calls: <tool_call>{"name": ..., "arguments": ...}</tool_call>\\n{% endif %}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{% endfor %}assistant:"""
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+ASK: Any = [{"role": "user", "content": "How is the weather?"}]
+
+
+def with_template() -> LLM:
+    llm = LLM(None, EngineConfig(ctx_size=1024, parallel=2))
+    llm.__dict__["chat_template"] = ChatTemplate(TEMPLATE)
+    return llm
+
+
+@pytest.fixture(scope="module")
+def calling() -> Iterator[Served]:
+    with serving(with_template) as served:
+        served.wait()
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(calling: Served) -> Iterator[openai.OpenAI]:
+    address = f"{calling.address}/v1"
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def claude(calling: Served) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=calling.address, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def is_asked(arguments: str) -> bool:
+    value = json.loads(arguments)
+    return set(value) == {"city", "days"} and value["city"] in ("Paris", "Rome")
+
+
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_call_that_is_demanded_comes(client: openai.OpenAI, choice: Any) -> None:
+    """At once and streamed, with arguments by their schema."""
+    common: Any = {"model": "demo", "messages": ASK, "tools": [TOOL], "tool_choice": choice}
+    common |= {"parallel_tool_calls": False, "seed": 1, "max_tokens": 300}
+    done = client.chat.completions.create(**common).choices[0]
+    assert done.finish_reason == "tool_calls" and done.message.tool_calls
+    (call,) = done.message.tool_calls
+    assert call.type == "function" and call.function.name == "weather"
+    assert call.id.startswith("call_") and is_asked(call.function.arguments)
+    chunks = [each.choices[0] for each in client.chat.completions.create(**common, stream=True)]
+    assert chunks[-1].finish_reason == "tool_calls"
+    deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert deltas[0].function and deltas[0].function.name == "weather" and deltas[0].id
+    parts = [each.function.arguments or "" for each in deltas if each.function]
+    assert "".join(parts) == call.function.arguments
+    assert not any(chunk.delta.content for chunk in chunks)
+
+
+def test_no_tool_is_called_that_is_not_to_be(client: openai.OpenAI) -> None:
+    done = client.chat.completions.create(
+        model="demo", messages=ASK, tools=[TOOL], tool_choice="none", max_tokens=20, temperature=0
+    )
+    plain = client.chat.completions.create(model="demo", messages=ASK, max_tokens=20, temperature=0)
+    assert done.choices[0].message.content == plain.choices[0].message.content
+    assert done.usage and plain.usage and done.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_calls_and_results_of_earlier_turns_are_in_the_prompt(calling: Served) -> None:
+    call = {"id": "call_1", "type": "function"}
+    function = {"name": "weather", "arguments": '{"city": "Rome", "days": 1}'}
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    body = {"messages": messages, "tools": [TOOL]}
+    prompt = calling.post("/apply-template", body).json()["prompt"]
+    assert '{"name": "weather", "arguments": {"city": "Rome", "days": 1}}' in prompt
+    assert "tool: sunny" in prompt and '"parameters"' in prompt
+
+
+def test_responses_have_texts_calls_and_events(client: openai.OpenAI) -> None:
+    common: Any = {"model": "demo", "input": "How is the weather?", "max_output_tokens": 12}
+    common |= {"temperature": 0, "instructions": "Be brief."}
+    done = client.responses.create(**common)
+    assert done.status == "incomplete" and done.output_text
+    assert done.usage and done.usage.output_tokens == 12
+    assert done.incomplete_details and done.incomplete_details.reason == "max_output_tokens"
+    with client.responses.stream(**common) as stream:
+        events = list(stream)
+    assert [each.sequence_number for each in events if hasattr(each, "sequence_number")] == list(
+        range(len(events))
+    )
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == done.output_text
+    assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
+    flat: Any = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
+    called = client.responses.create(
+        model="demo",
+        input=[{"role": "user", "content": "How is the weather?"}],
+        tools=[flat],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    )
+    (item,) = called.output
+    assert item.type == "function_call" and item.name == "weather" and is_asked(item.arguments)
+    assert called.status == "completed"
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(model="demo", input="x", previous_response_id="resp_1")
+
+
+def test_anthropic_own_client_is_served(claude: anthropic.Anthropic) -> None:
+    common: Any = {
+        "model": "demo",
+        "messages": ASK,
+        "max_tokens": 12,
+        "extra_body": {"temperature": 0},
+    }
+    done = claude.messages.create(**common, system="Be brief.")
+    assert done.stop_reason == "max_tokens" and done.usage.output_tokens == 12
+    (block,) = done.content
+    assert block.type == "text" and block.text
+    with claude.messages.stream(**common, system="Be brief.") as stream:
+        assert "".join(stream.text_stream) == block.text
+        assert stream.get_final_message().stop_reason == "max_tokens"
+    counted = claude.messages.count_tokens(model="demo", messages=ASK, system="Be brief.")
+    used = done.usage.input_tokens + (done.usage.cache_read_input_tokens or 0)
+    assert counted.input_tokens == used
+    stop = block.text[3:6]
+    stopped = claude.messages.create(**common, system="Be brief.", stop_sequences=[stop])
+    assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == stop
+
+
+def test_anthropic_tools_are_called(claude: anthropic.Anthropic) -> None:
+    """And their results are read."""
+    tool: Any = {"name": "weather", "input_schema": WEATHER}
+    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    common: Any = {"model": "demo", "max_tokens": 300, "tools": [tool]}
+    common |= {"extra_body": {"temperature": 0}}
+    done = claude.messages.create(messages=ASK, tool_choice=choice, **common)
+    (block,) = done.content
+    assert done.stop_reason == "tool_use" and block.type == "tool_use"
+    assert block.name == "weather" and is_asked(json.dumps(block.input))
+    with claude.messages.stream(messages=ASK, tool_choice=choice, **common) as stream:
+        (streamed,) = stream.get_final_message().content
+    assert streamed.type == "tool_use" and streamed.input == block.input
+    result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
+    messages: Any = [
+        *ASK,
+        {"role": "assistant", "content": [block.model_dump()]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = claude.messages.create(messages=messages, **{**common, "max_tokens": 5})
+    assert answer.usage.output_tokens <= 5
+
+
+def test_errors_are_those_that_clients_know(calling: Served, client: openai.OpenAI,
+                                            claude: anthropic.Anthropic) -> None:  # fmt: skip
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "word " * 2000}]
+        )
+    assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(openai.APIStatusError) as missing:
+        client.embeddings.create(model="demo", input="x")
+    assert missing.value.status_code == 501
+    with pytest.raises(anthropic.BadRequestError, match="no tool"):
+        tool: Any = {"name": "weather", "input_schema": WEATHER}
+        claude.messages.create(
+            model="demo",
+            max_tokens=5,
+            messages=ASK,
+            tools=[tool],
+            tool_choice={"type": "tool", "name": "other"},
+        )
+    with serving(api_keys=("right",)) as locked:
+        address = f"{locked.address}/v1"
+        with openai.OpenAI(base_url=address, api_key="wrong", max_retries=0) as wrong:
+            with pytest.raises(openai.AuthenticationError):
+                wrong.models.list()
+        locked.wait()
+
+
+def test_a_client_that_leaves_ends_its_reply(calling: Served, client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model="demo", prompt="a", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    for _ in range(200):
+        if not any(slot["is_processing"] for slot in calling.client.get("/slots").json()):
+            return
+    raise AssertionError("it goes on")

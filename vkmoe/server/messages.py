@@ -1,0 +1,240 @@
+"""Answers /v1/messages and /v1/messages/count_tokens, in the form of Anthropic's API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from vkmoe.server.blocks import Block, BlockEvent, Blocks
+from vkmoe.server.conversation import Begun, Conversation, begin, checked_tools
+from vkmoe.server.errors import ApiError
+from vkmoe.server.fields import Body, ReplyFields, read_body
+from vkmoe.server.replies import until_gone
+from vkmoe.server.service import PATIENCE, Service, new_id
+from vkmoe.server.sse import EventStream, event, json_bytes
+
+__all__ = ["answer_message", "count_tokens"]
+
+
+class _Message(Body):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class _Tool(Body):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return it in OpenAI's form."""
+        function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema or {}}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+class _Choice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Thinking(Body):
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class _CountFields(Body):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Choice | None = None
+    thinking: _Thinking | None = None
+
+    def conversation(self) -> Conversation:
+        """Return the conversation that it is. Raises ApiError."""
+        messages: list[dict[str, Any]] = []
+        if self.system:
+            messages.append({"role": "system", "content": _text(self.system, "system")})
+        for message in self.messages:
+            messages += _given(message)
+        choice, kind = self.tool_choice, self.tool_choice.type if self.tool_choice else "auto"
+        if kind == "tool" and (choice is None or not choice.name):
+            raise ApiError(400, "a tool_choice of type tool has a name", param="tool_choice.name")
+        named = {"any": "required", "tool": choice.name or "" if choice else ""}
+        return Conversation(
+            messages,
+            {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"},
+            checked_tools([tool.given() for tool in self.tools or ()]),
+            named.get(kind, kind),
+            not (choice and choice.disable_parallel_tool_use),
+        )
+
+
+class _MessageFields(_CountFields, ReplyFields):
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: list[str] | None = None
+
+    def as_reply(self) -> ReplyFields:
+        """Return what it says of the reply, in OpenAI's names."""
+        given = self.model_dump(include=set(ReplyFields.model_fields) - {"stop", "n"})
+        return ReplyFields(**given, stop=self.stop_sequences)
+
+
+def _text(content: Any, param: str = "messages") -> str:
+    """Return the text of a content: a text, or blocks of text. Raises ApiError."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block in content if isinstance(content, list) else [content]:
+        text = block.get("text") if isinstance(block, dict) else None
+        if not isinstance(text, str):
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise ApiError(400, f"content may be text, not {kind}", param=param)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _given(message: _Message) -> list[dict[str, Any]]:
+    """Return a message in OpenAI's form; results of tools are messages of their own there."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for block in message.content:
+        kind = block.get("type")
+        if kind == "tool_result":
+            content = _text(block.get("content") or "")
+            call_id = str(block.get("tool_use_id"))
+            results.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        elif kind == "tool_use":
+            arguments = json.dumps(block.get("input") or {})
+            function = {"name": str(block.get("name")), "arguments": arguments}
+            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind != "redacted_thinking":
+            texts.append(block)
+    found: dict[str, Any] = {"role": message.role, "content": _text(texts)}
+    found |= {"tool_calls": calls} if calls else {}
+    found |= {"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}
+    is_empty = not (texts or calls or thoughts)
+    return results + ([] if is_empty and results else [found])
+
+
+async def count_tokens(service: Service, request: HttpRequest) -> Response:
+    """Count the tokens that a conversation has as a prompt."""
+    asked = await read_body(request, _CountFields)
+    llm, conversation = service.engine.llm, asked.conversation()
+    prompt = await service.off_loop(lambda: conversation.prompt(service, llm))
+    ids = await service.off_loop(lambda: conversation.tokens(llm, prompt))
+    return Response(json_bytes({"input_tokens": len(ids)}), media_type="application/json")
+
+
+async def answer_message(service: Service, request: HttpRequest) -> Response:
+    """Answer a request for a message."""
+    asked = await read_body(request, _MessageFields)
+    streams = bool(asked.stream)
+    begun = await begin(service, asked.as_reply(), asked.conversation(), streams)
+    answer = _Answer(service, begun)
+    if streams:
+        return EventStream(answer.events(), named_errors=True)
+    body = await until_gone(request, answer.whole())
+    return Response(json_bytes(body), media_type="application/json")
+
+
+class _Answer:
+    """Makes the answer of one reply, at once or as a stream."""
+
+    def __init__(self, service: Service, begun: Begun) -> None:
+        (self._reply,), (self._text,) = begun.replies, begun.texts
+        self._blocks = Blocks()
+        self._base = {
+            "id": new_id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "model": service.alias,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """Wait for the reply, and return the answer."""
+        async for news in self._reply.news():
+            list(self._blocks.feed(self._text.feed(news.pieces)))
+        list(self._blocks.feed(self._text.finish()))
+        content = [_whole(block) for block in self._blocks.all]
+        return {**self._base, "content": content, **self._end(), "usage": self._usage()}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the events of a stream."""
+        usage = {**self._usage(), "output_tokens": 0}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        yield _event("message_start", message={**self._base, **empty, "usage": usage})
+        async for news in self._reply.news(PATIENCE):
+            if news.is_silent:
+                yield _event("ping")
+            for each in self._blocks.feed(self._text.feed(news.pieces)):
+                yield _block_event(each)
+        for each in (*self._blocks.feed(self._text.finish()), *self._blocks.finish()):
+            yield _block_event(each)
+        yield _event("message_delta", delta=self._end(), usage=self._usage())
+        yield _event("message_stop")
+
+    def _end(self) -> dict[str, Any]:
+        """Say why the reply ended."""
+        generation = self._reply.generation
+        reason, stop = "end_turn", generation.stop_text
+        if generation.finish_reason == "length":
+            reason = "max_tokens"
+        elif stop is not None:
+            reason = "stop_sequence"
+        elif any(block.kind == "call" for block in self._blocks.all):
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": stop}
+
+    def _usage(self) -> dict[str, int]:
+        generation = self._reply.generation
+        return {
+            "input_tokens": generation.n_prompt - generation.n_reused,
+            "cache_read_input_tokens": generation.n_reused,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": generation.n_generated,
+        }
+
+
+def _event(name: str, **data: Any) -> bytes:
+    return event({"type": name, **data}, name)
+
+
+def _block_event(found: BlockEvent) -> bytes:
+    """Return the event of a stream for what happens to a block."""
+    index, block = found.block.index, found.block
+    if found.what == "begin":
+        return _event("content_block_start", index=index, content_block=_empty(block))
+    if found.what == "end":
+        return _event("content_block_stop", index=index)
+    name = {"thought": "thinking", "text": "text", "call": "partial_json"}[block.kind]
+    kind = "input_json" if block.kind == "call" else name
+    delta = {"type": f"{kind}_delta", name: found.text}
+    return _event("content_block_delta", index=index, delta=delta)
+
+
+def _empty(block: Block) -> dict[str, Any]:
+    if block.kind == "call":
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+    if block.kind == "thought":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
+
+
+def _whole(block: Block) -> dict[str, Any]:
+    if block.kind == "call":
+        return {**_empty(block), "input": json.loads(block.text or "{}")}
+    name = "thinking" if block.kind == "thought" else "text"
+    return {**_empty(block), name: block.text}
