@@ -26,7 +26,8 @@ from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
-from vkmoe.experts.store.cache import ExpertCache
+from vkmoe.experts.records.timing import RunTimes
+from vkmoe.experts.store.cache import ExpertCache, ExpertTracker
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
@@ -165,6 +166,7 @@ class Engine(Closing):
         decoder = Decoder(self.spec, self.tuning, weights, space, addresses, plan.mode)
         self._backend = Backend(self.device)
         self._ends = [0] * plan.n_regions  # positions of each region that are filled
+        self.times = RunTimes()  # of the last runs
         speed = submit_speed(self.device.info, self.link, plan.mode)
         worker = None
         if decision.cpu is not None and loaded.cpu is not None and self.cpu is not None:
@@ -232,12 +234,15 @@ class Engine(Closing):
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()
         result = self._programs.run(batch, self._experts)
+        ended = perf_counter_ns()
         if self._experts.overlap is not None:
-            self._experts.timed(self._programs.intervals(), (began, perf_counter_ns()))
+            self._experts.timed(self._programs.intervals(), (began, ended))
         decodes = batch.phase == "decode"
         landed = result.landed if self.plan.mode.promote and decodes else None
         n_decoded = len(set(batch.sequences)) if decodes else 0
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
+        n_rows, computing = len(batch.tokens) if decodes else 0, self._programs.computing()
+        self.times.note(n_rows, (began, ended), computing, self._experts.totals)
         return result
 
     def run_head(self, first: int) -> tuple[TopLogits, ...]:
@@ -285,6 +290,16 @@ class Engine(Closing):
     def cache(self) -> ExpertCache | None:
         """Return the expert cache; None where all experts are resident, or none is."""
         return self._experts.cache
+
+    @property
+    def experts(self) -> ExpertTracker:
+        """Return what counts the experts used, and moves them; it may be changed when `at_rest`."""
+        return self._experts
+
+    def at_rest(self) -> ExpertTracker:
+        """Wait for the submits that Ctrl-C left in flight, if any; return `experts`."""
+        self._backend.settle()
+        return self._experts
 
     @property
     def profiler(self) -> ExpertProfiler | None:

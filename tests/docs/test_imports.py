@@ -27,7 +27,7 @@ LAYERS = (
     ("models",),
     ("execute", "placement", "generate"),
     ("engine",),
-    ("mode_trial",),
+    ("mode_trial", "view"),
     ("llm", "selftest"),
     ("bench", "server"),
     ("cli",),

@@ -7,6 +7,7 @@ decided by the chain of submits (gpu/backend.py).
 from __future__ import annotations
 
 from contextlib import ExitStack
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class CpuWorker(Closing):
         self._layers, self._table = tuple(weights.blocks), weights.table
         self._recorded: dict[BatchKind, dict[int, Any]] = {}  # by MoE layer
         self._current: dict[int, Any] = {}
+        self.busy_ns = 0  # that computing took, since the start
         with ExitStack() as cleanup:
             allocate, enter = gpu.device.allocate, cleanup.callback
             self._handed = allocate("readback", tensors.handed.n_bytes, HANDED)
@@ -72,6 +74,7 @@ class CpuWorker(Closing):
         Must hold: they are there, and nothing reads what was given back before. Raises GpuError
         where the CPU's threads fail.
         """
+        began = perf_counter_ns()
         self._handed.invalidate(0, self._handed.size)
         try:
             self._current[layer].run(self._pool)
@@ -80,6 +83,7 @@ class CpuWorker(Closing):
                 f"the CPU could not compute experts: {error}", "close other programs, and try again"
             ) from error
         self._joined.flush(0, self._joined.size)
+        self.busy_ns += perf_counter_ns() - began
 
     def close(self) -> None:
         """Free the memory. Must hold: no submit is in flight."""

@@ -37,6 +37,7 @@ from vkmoe.execute.segments import (
     cut_within,
     part_bytes,
 )
+from vkmoe.experts.records.timing import Computing
 from vkmoe.gpu.backend import Backend, Link, Recording, Submission
 from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
@@ -197,6 +198,7 @@ class TokenPrograms(Closing):
         self._n_vocab, self._picks = decoder.spec.n_vocab, decoder.spec.picks
         self._batch = TokenBatch.one(0, 0, with_logits=False)  # the last one
         self._submissions: list[Submission] = []
+        self._submitted_ns = 0  # in submits, by the host's clock, since the start
         sizes = space.row_sizes["prompt"] or (0,)
         self.prompt_rows, target_s = sizes[0], TARGET_S  # of the next chunk
         if backend.device.info.is_cpu:
@@ -304,6 +306,7 @@ class TokenPrograms(Closing):
                 *recordings, expected_ns=expected, meanwhile=meanwhile
             )
         elapsed = time.perf_counter_ns() - started
+        self._submitted_ns += elapsed
         for submit in queue:
             submit.took(elapsed * submit.expected_ns / known if known else elapsed / len(queue))
         self.io.receive(len(segments))
@@ -376,6 +379,14 @@ class TokenPrograms(Closing):
         """
         known = (submission.interval() for submission in self._submissions)
         return [interval for interval in known if interval is not None]
+
+    def computing(self) -> Computing:
+        """Return how long computing took: the last run by the device's clock, all by the host's."""
+        known = self.intervals()
+        timed = len(known) == len(self._submissions) > 0
+        device_ns = sum([end - begin for begin, end in known]) if timed else None
+        cpu_ns = self._worker.busy_ns if self._worker is not None else 0
+        return Computing(device_ns, self._submitted_ns, cpu_ns)
 
     def program(self, with_logits: bool = True) -> Program:
         """Return the program of a token as a whole, however it is cut."""

@@ -163,7 +163,9 @@ class ExpertMemory(Closing):
         numbers, mode = weights.moe_layers, decision.plan.mode
         resident = np.full(len(numbers), mode.on_device or mode.on_cpu)
         resident[: decision.plan.cpu_layers] = False
-        return ExpertTracker(numbers, table, residency, cache, resident, self._checks)
+        none = np.zeros(len(numbers), np.int64)
+        absent = np.where(resident, 0, weights.span_bytes) if cache is None and numbers else none
+        return ExpertTracker(numbers, table, residency, cache, resident, self._checks, absent)
 
     def stop(self) -> None:
         """End the threads. To be called before the device finishes; may be called twice."""

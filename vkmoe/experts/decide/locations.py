@@ -251,18 +251,27 @@ class Locations:
         """Return which landing slots are among these, by layer and index."""
         return [(int(layer), int(i)) for layer, i in np.argwhere(np.isin(self.landing, numbers))]
 
+    def pools_of_slots(self, numbers: Keys) -> Keys:
+        """Return the pools that these slots belong to."""
+        found: Keys = np.searchsorted(self._firsts, numbers, side="right") - 1
+        return found
+
+    def free_slots(self, pool: int) -> list[int]:
+        """Return the slots of a pool that are free."""
+        return [*self._view().free[pool]]
+
     def n_free_besides(self, pool: int, numbers: Keys) -> int:
         """Return how many slots of a pool are free that are none of these."""
         return int((~np.isin(self._view().free[pool], numbers)).sum())
 
     def can_retire(self, numbers: Keys) -> bool:
         """Return whether each pool keeps a slot, and its floor, if these are put out of use."""
-        _, left = self._without(numbers)
+        left = self._capacities_without(np.union1d(self._retired, numbers))
         least = [max(1, pool.floor * len(pool.layers)) for pool in self.pools]
         return bool((left >= least).all())
 
     def retire(self, numbers: Keys) -> None:
-        """Put slots out of use for good; those to land in among them are replaced by free ones.
+        """Put slots out of use; those to land in among them are replaced by free ones.
 
         Must hold: no expert has one, and each pool has as many free slots that stay.
         """
@@ -273,7 +282,15 @@ class Locations:
             self._derived = None
             self.landing[layer, index] = free[0]
         self._derived = None
-        self._retired, self.capacities = self._without(numbers)
+        self._retired = np.union1d(self._retired, numbers)
+        self.capacities = self._capacities_without(self._retired)
+
+    def restore(self, numbers: Keys) -> None:
+        """Put slots into use again that were retired; they are free. Must hold: their memory is."""
+        assert np.isin(numbers, self._retired).all(), numbers
+        self._derived = None
+        self._retired = np.setdiff1d(self._retired, numbers)
+        self.capacities = self._capacities_without(self._retired)
 
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
         """Pin these keys, and no others, by a rule; return the experts that no rule pins any more.
@@ -294,7 +311,7 @@ class Locations:
         landing = self.landing[self.landing != NO_SLOT]
         used = np.concatenate([slots, landing, self._retired])
         assert len(np.unique(used)) == len(used), "a slot has two uses"
-        pools = np.searchsorted(self._firsts, slots, side="right") - 1
+        pools = self.pools_of_slots(slots)
         assert (self.pool_of[held] == pools).all(), "a slot of another pool"
         for index, (pool, capacity) in enumerate(zip(self.pools, self.capacities, strict=True)):
             assert (pools == index).sum() + self.n_free(index) == capacity, pool
@@ -308,12 +325,12 @@ class Locations:
         """Return whether an expert is in a state: nearly never, and asked for every token."""
         return state in self._state.tobytes()  # far faster than any way of NumPy's
 
-    def _without(self, numbers: Keys) -> tuple[Keys, Keys]:
-        """Return which slots are out of use if these are, too, and what each pool has then."""
-        retired = np.union1d(self._retired, numbers)
-        pools = np.searchsorted(self._firsts, retired, side="right") - 1
+    def _capacities_without(self, retired: Keys) -> Keys:
+        """Return how many slots each pool has in use if these are not [n_pools]."""
+        pools = self.pools_of_slots(retired)
         whole = np.array([pool.capacity for pool in self.pools], np.int64)
-        return retired, whole - np.bincount(pools, minlength=len(self.pools))
+        left: Keys = whole - np.bincount(pools, minlength=len(self.pools))
+        return left
 
     def _view(self) -> _Derived:
         if self._derived is None:

@@ -120,6 +120,10 @@ class Policy(ABC):
         """
         return self.locations.pin(keys, rule)
 
+    def take_over(self, other: Policy) -> None:
+        """Go on from where another policy over the same record ends: with its order of uses."""
+        self._last, self._clock, self._newest = other._last, other._clock, other._newest
+
     def check_integrity(self) -> None:
         """Raise AssertionError if the policy contradicts itself (tests)."""
         self.locations.check_integrity()
@@ -274,6 +278,11 @@ class Lfru(Policy):
     def __init__(self, locations: Locations, counts: DecayedCounts) -> None:
         super().__init__(locations, counts)
         self._used_at: Keys = np.zeros(self.space.n_keys + 1, np.int64)  # tokens
+
+    def take_over(self, other: Policy) -> None:
+        """Go on from another policy; experts count as used now: when they were is not known."""
+        super().take_over(other)
+        self._used_at[:] = self.counts.now
 
     def note_use(self, keys: Keys) -> None:
         self._used_at[keys] = self.counts.now

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -22,6 +23,7 @@ from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Ma
 from vkmoe.experts.decide.locations import NO_POOL, Locations, Move
 from vkmoe.experts.decide.pins import PinChange, Pinning
 from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Limits
+from vkmoe.experts.decide.reasons import Came, Reasons
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.decide.worth import (
@@ -37,6 +39,7 @@ __all__ = ["NOTHING_KNOWN", "PoolResidency", "Residency"]
 
 NOTHING_KNOWN = Upcoming()
 UNKNOWN = 1e-9  # uses of an expert of which none is known
+BY_HAND = 0x80  # the bit of pins that no rule of the settings chose
 
 
 class Residency:
@@ -76,6 +79,8 @@ class Residency:
         self._undecided: list[tuple[Keys, Keys]] = []
         # The host pool where it does not hold all experts: only those in it can be copied.
         self.host: Locations | None = None
+        self._awaits_pinned = False  # some expert that was pinned by hand may have no slot yet
+        self.reasons: Reasons | None = None  # noted while that is watched
 
     @property
     def present(self) -> Mask:
@@ -168,6 +173,9 @@ class Residency:
         if self._pinning.is_due:
             left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
             moves += self._pin(self._pinning.choose(self.counts.values()), used, left)
+        if self._awaits_pinned:
+            left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
+            moves += self._bring_pinned(used, left)
         return moves
 
     def hint(
@@ -185,6 +193,7 @@ class Residency:
         bids = self._foresight.worth[guessed] / GUESS
         limits = Limits(bids, self._foresight.held_worth, budget_bytes, ranks=self._foresight.ranks)
         moves = self._promote(guessed, needed, limits)
+        self._note_reasons(moves, "guessed")
         self._note_guesses(moves, guessed)
         return moves
 
@@ -232,6 +241,39 @@ class Residency:
             found.append(ours[order[:n_short]])
         return np.concatenate(found)
 
+    # ----- changes between runs -----
+
+    def pin(self, keys: Keys) -> None:
+        """Pin experts by hand; those without a slot get one when the next run is decided on."""
+        by_hand = np.flatnonzero(self.locations.pins & BY_HAND)
+        self._policy.pin(np.union1d(by_hand, keys), BY_HAND)
+        self._awaits_pinned = True
+
+    def unpin(self, keys: Keys) -> None:
+        """Take the pins of experts away, whatever pinned them; a rule may choose them anew."""
+        for rule in [1 << bit for bit in range(8)]:
+            pinned = np.flatnonzero(self.locations.pins & rule)
+            if np.isin(pinned, keys).any():
+                self._policy.pin(np.setdiff1d(pinned, keys), rule)
+
+    def change_policy(self, name: PolicyName) -> None:
+        """Let another policy choose what leaves from now on."""
+        policy = POLICIES[name](self.locations, self.counts)
+        policy.take_over(self._policy)
+        self._policy, self.settings = policy, replace(self.settings, policy=name)
+
+    def least_slots(self, pool: int, n: int) -> Keys:
+        """Return the `n` slots of a pool that are missed least: free ones, then of the least used.
+
+        Pinned experts come last.
+        """
+        locations, free = self.locations, self.locations.free_slots(pool)[:n]
+        held = np.flatnonzero(locations.resident & (locations.pool_of == pool))
+        order = np.lexsort((self.counts.of(held), locations.pins[held] != 0))
+        return np.concatenate([free, locations.slots_of(held[order[: n - len(free)]])]).astype(
+            np.int64
+        )
+
     def arrived(self, moves: Iterable[Move]) -> None:
         """Note that all bytes of moves are there: the next token finds the experts in slots."""
         self.locations.arrive([move.key for move in moves])
@@ -275,7 +317,9 @@ class Residency:
         others = self._copyable(others)
         if self._foresight is None or self._foresight.worth is None:
             newcomers = np.concatenate([there, others])
-            return self._promote(newcomers, used, Limits(None, None, budget_bytes, len(there)))
+            moves = self._promote(newcomers, used, Limits(None, None, budget_bytes, len(there)))
+            self._note_reasons(moves, "missed")
+            return moves
         worth = self._foresight.worth
         guessed = NO_KEYS
         if self._foresight.guesses:
@@ -292,8 +336,17 @@ class Residency:
         held_worth, ranks = self._foresight.held_worth, self._foresight.ranks
         limits = Limits(bids, held_worth, budget_bytes, n_landed, ranks)
         moves = self._promote(newcomers, used, limits)
+        if self.reasons is not None:
+            coming = set(guessed.tolist())
+            self._note_reasons([move for move in moves if move.key in coming], "guessed")
+            self._note_reasons([move for move in moves if move.key not in coming], "missed")
         self._note_guesses(moves, guessed)
         return moves
+
+    def _note_reasons(self, moves: Sequence[Move], why: Came) -> None:
+        """Note why experts come, if that is watched."""
+        if self.reasons is not None:
+            self.reasons.entered(moves, why)
 
     def _note_guesses(self, moves: Sequence[Move], guessed: Keys) -> None:
         if guessed.size and moves and self._foresight is not None:
@@ -327,6 +380,17 @@ class Residency:
             absent = self._copyable(wanted[~self.locations.are_resident(wanted)])
             left = budget_bytes - self._n_bytes(moves)
             moves += self._promote(absent, used, Limits(budget_bytes=left))
+        self._note_reasons(moves, "pinned")
+        return moves
+
+    def _bring_pinned(self, used: Keys, budget_bytes: float) -> list[Move]:
+        """Give slots to experts that were pinned by hand, as far as others may leave."""
+        absent = ((self.locations.pins & BY_HAND) != 0) & ~self.locations.resident
+        wanted = np.flatnonzero(absent)
+        self._awaits_pinned = bool(wanted.size)
+        limits = Limits(budget_bytes=budget_bytes)
+        moves = self._promote(self._copyable(wanted), used, limits)
+        self._note_reasons(moves, "pinned")
         return moves
 
 
@@ -348,6 +412,13 @@ class PoolResidency:
         self.space, self.pools = space, tuple(pools)
         self.locations, self._counts = Locations(space, pools), counts
         self._policy = POLICIES[policy](self.locations, counts)
+        self.reasons: Reasons | None = None  # noted while that is watched
+
+    def change_policy(self, name: PolicyName) -> None:
+        """Let another policy choose what leaves from now on."""
+        policy = POLICIES[name](self.locations, self._counts)
+        policy.take_over(self._policy)
+        self._policy = policy
 
     @property
     def n_at_once(self) -> int:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
+from vkmoe.experts.decide.reasons import Left
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.records.profiler import (
@@ -31,6 +32,8 @@ from vkmoe.experts.records.profiler import (
     Overlap,
     Tally,
 )
+from vkmoe.experts.records.timing import Totals
+from vkmoe.experts.records.watch import ExpertWatch
 from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader, as_vkmoe_error
 from vkmoe.experts.store.slots import Landings, SlotManager
 from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
@@ -84,10 +87,12 @@ class ExpertTracker:
         cache: ExpertCache | None = None,
         resident: Mask | None = None,
         checks: bool = False,
+        absent_bytes: Keys = NO_KEYS,
     ) -> None:
         """Begin to count; `checks`: in tests.
 
-        No cache: `resident` [n_layers] marks the layers whose experts are on the device.
+        No cache: `resident` [n_layers] marks the layers whose experts are on the device, and
+        `absent_bytes` [n_layers] are those of an expert of the others.
         """
         self.residency, self.cache = residency, cache
         self.profiler = ExpertProfiler(residency.space, layer_numbers)
@@ -96,6 +101,9 @@ class ExpertTracker:
         self._host_ns = 0  # of the last token
         self._began_ns = 0  # the last submit
         self._reader = 0  # the number that the table gave to it
+        self._absent_bytes, self._per_expert = absent_bytes, int(absent_bytes.sum())
+        self._read_bytes = 0  # of experts that were not on the device, without a cache
+        self.watch: ExpertWatch | None = None  # of the view of experts, while that is looked at
         self._note_pins()
 
     @property
@@ -106,6 +114,19 @@ class ExpertTracker:
     def meanwhile(self) -> None:
         """Learn from the last run while the first submit of the next one is computed."""
         self.residency.learn()
+        if self.watch is not None:
+            self.watch.look()
+
+    @property
+    def missed_bytes(self) -> int:
+        """Return the bytes of the experts that runs used and that had no slot."""
+        return self.cache.missed_bytes if self.cache is not None else self._read_bytes
+
+    @property
+    def totals(self) -> Totals:
+        """Return what runs have missed, and how long they waited for copies and the file."""
+        cache = self.cache
+        return cache.totals if cache is not None else Totals(self._read_bytes, 0, 0)
 
     def begin(self, first: bool = True) -> int:
         """Return the address of the table for the next submit, a run's `first` or a later one.
@@ -141,6 +162,15 @@ class ExpertTracker:
         """
         self._table.end_all()
         return self.cache.give_back(n_bytes) if self.cache is not None else (0, 0)
+
+    def resize(self, capacities: Sequence[int]) -> None:
+        """Use so many slots of each pool from now on, as `ExpertCache.resize` does.
+
+        Must hold: there is a cache, and no submit is in flight.
+        """
+        assert self.cache is not None, "there are no slots"
+        self._table.end_all()
+        self.cache.resize(capacities)
 
     def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
         """Ensure that a MoE layer's experts are where the next submit, which uses them, reads.
@@ -191,12 +221,26 @@ class ExpertTracker:
             host_ns = self._host_ns if n_decoded else 0
             hits = self.cache.after_run(routing, filled, host_ns, tokens)
         else:
-            self.residency.observe(routing, tokens)
+            keys = self.residency.observe(routing, tokens)
+            if self._per_expert and len(keys) == 1:
+                self._read_bytes += keys.shape[2] * self._per_expert
+            elif self._per_expert:
+                everything = np.ones(keys.shape, np.bool_)
+                n_used = _count_misses(keys, everything, self.residency.space.n_experts)
+                self._read_bytes += int(n_used.dot(self._absent_bytes))
         for row, ids in enumerate(routing):
             self.profiler.record(ids, hits if isinstance(hits, bool) else hits[row])
         if n_decoded:
             n_hits = routing.size * hits if isinstance(hits, bool) else np.count_nonzero(hits)
             self.profiler.note_together(n_decoded, Tally(routing.size, int(n_hits)))
+        if self.watch is not None and not self.watch.ran(routing, hits):
+            self.unwatch()
+
+    def unwatch(self) -> None:
+        """Note for no view any more why experts move, and which are used."""
+        if self.watch is not None:
+            self.watch.stop()
+            self.watch = None
 
     def before_run(self, upcoming: Upcoming, decodes: bool = True) -> None:
         """Decide what moves after the last run, now that the ids `upcoming` are known.
@@ -258,7 +302,9 @@ class ExpertCache:
         )
         self._lands = memory.slots.n_landing > 0
         self._steps = _LayerSteps(residency, self._tier, pool, ways.budget)
-        self._missed_bytes = self._n_landed = 0
+        self.missed_bytes = self._n_landed = 0
+        self.landed_bytes = 0  # of the experts that kept the slots they landed in
+        self._idle: Keys = NO_KEYS  # slots that were put out of use, whose memory is still there
         self._landed: list[int] = []  # of the last run
 
     @property
@@ -269,7 +315,7 @@ class ExpertCache:
             n_uploads=tier.n_copies,
             upload_bytes=tier.copied_bytes,
             n_evictions=tier.n_evictions,
-            missed_bytes=self._missed_bytes,
+            missed_bytes=self.missed_bytes,
             n_table_writes=self._table.n_writes - 1,  # the first made the table
             n_failed_uploads=tier.n_failed,
             n_landed=self._n_landed,
@@ -277,6 +323,25 @@ class ExpertCache:
             n_cancelled=tier.n_cancelled,
             stall_ns=tier.stall_ns,
         )
+
+    @property
+    def totals(self) -> Totals:
+        """Return the few counters that are noted with every run."""
+        file_ns = self.pool.tier.counters.stall_ns if self.pool is not None else 0
+        return Totals(self.missed_bytes, self._tier.counters.stall_ns, file_ns)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Return the bytes that were copied into slots."""
+        return self._tier.counters.copied_bytes
+
+    @property
+    def most_slots(self) -> list[int]:
+        """Return how many slots each pool can have in use: less where some were given back."""
+        locations = self.residency.locations
+        idle = np.bincount(locations.pools_of_slots(self._idle), minlength=len(locations.pools))
+        most: list[int] = (locations.capacities + idle).tolist()
+        return most
 
     @property
     def overlap(self) -> Overlap | None:
@@ -354,7 +419,7 @@ class ExpertCache:
         missed = ~hits
         n_missed = _count_misses(keys, missed, self._space.n_experts)
         missed_bytes = int(n_missed.dot(self._span_bytes))
-        self._missed_bytes += missed_bytes
+        self.missed_bytes += missed_bytes
         self._steps.over()
         self._landed = []
         if filled is not None and self._lands:
@@ -394,12 +459,35 @@ class ExpertCache:
         assert self._cpu is None, "which experts are the CPU's would depend on other programs"
         n_slots = n_freed = 0
         slots, locations = self._memory.slots, self.residency.locations
+        wanted, idle, self._idle = locations.capacities, self._idle, NO_KEYS
+        locations.restore(idle)  # those go first, as they are free
         while n_freed < n_bytes and (able := [*filter(locations.can_retire, slots.last_chunks())]):
             numbers = able[0]
-            self._leave(numbers)
+            self._leave(numbers, "given back")
             n_freed += slots.free(numbers)
             n_slots += numbers.size
+        self.resize(np.minimum(wanted, locations.capacities).tolist())
         return n_slots, n_freed
+
+    def resize(self, capacities: Sequence[int]) -> None:
+        """Use so many slots of each pool from now on; the others stay, empty.
+
+        Between runs. Experts that lose theirs are at home from then on. Must hold: the CPU computes
+        none, and each pool has `most_slots` at most, and its floor. Raises DeviceLostError.
+        """
+        assert self._cpu is None, "which experts are the CPU's would change"
+        locations = self.residency.locations
+        for pool, wanted in enumerate(capacities):
+            n_more = wanted - int(locations.capacities[pool])
+            if n_more < 0:
+                numbers = self.residency.least_slots(pool, -n_more)
+                self._leave(numbers, "fewer slots")
+                self._idle = np.union1d(self._idle, numbers)
+            elif n_more > 0:
+                ours = self._idle[locations.pools_of_slots(self._idle) == pool][:n_more]
+                assert len(ours) == n_more, (capacities, self.most_slots)
+                self._idle = np.setdiff1d(self._idle, ours)
+                locations.restore(ours)
 
     def settle(self) -> None:
         """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
@@ -429,12 +517,14 @@ class ExpertCache:
         changed = self.residency.locations.changed
         return changed if self.pool is None else changed | self.pool.locations.changed
 
-    def _leave(self, numbers: Keys) -> None:
+    def _leave(self, numbers: Keys, why: Left) -> None:
         """Let nothing use these slots any more: no expert, no copy, no submit to come."""
         self.settle()
         self._tier.cancel(np.zeros(self._space.n_keys, np.bool_))
         locations, slots, table = self.residency.locations, self._memory.slots, self._table
         leaving = self.residency.leaving_for(numbers)
+        if self.residency.reasons is not None:
+            self.residency.reasons.left(leaving.tolist(), why)
         self._landings.move(locations.landing_in(numbers))
         slots.unmap(slots.at(locations.slots_of(leaving)), table.version)
         locations.leave(leaving)
@@ -491,6 +581,8 @@ class ExpertCache:
         if landed:
             self._landings.keep(landed)
             self._n_landed += len(landed)
+            n = self._space.n_experts
+            self.landed_bytes += sum([int(self._span_bytes[move.key // n]) for move in landed])
             self._tier.counters.n_evictions += sum(move.victim != FREE for move in landed)
             moves = [move for move in moves if not move.landed]
         self._tier.bring(moves, self._ways.wait, urgent=self._ways.punctual)

@@ -386,6 +386,8 @@ class HostPool:
 
     def _bring(self, keys: list[int], kept: Mask, urgent: bool) -> list[Move]:
         moves = self.residency.bring(keys, kept, self._device.present)
+        if self.residency.reasons is not None:
+            self.residency.reasons.entered(moves, "missed" if urgent else "guessed")
         self.tier.bring(moves, urgent=urgent)
         return moves
 
