@@ -234,15 +234,14 @@ class Engine(Closing):
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()
         result = self._programs.run(batch, self._experts)
-        ended = perf_counter_ns()
+        host, computing = (began, perf_counter_ns()), self._programs.computing()
         if self._experts.overlap is not None:
-            self._experts.timed(self._programs.intervals(), (began, ended))
+            self._experts.timed(computing.intervals, host)
         decodes = batch.phase == "decode"
         landed = result.landed if self.plan.mode.promote and decodes else None
         n_decoded = len(set(batch.sequences)) if decodes else 0
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
-        n_rows, computing = len(batch.tokens) if decodes else 0, self._programs.computing()
-        self.times.note(n_rows, (began, ended), computing, self._experts.totals)
+        self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)
         return result
 
     def run_head(self, first: int) -> tuple[TopLogits, ...]:

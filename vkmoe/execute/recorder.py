@@ -381,12 +381,10 @@ class TokenPrograms(Closing):
         return [interval for interval in known if interval is not None]
 
     def computing(self) -> Computing:
-        """Return how long computing took: the last run by the device's clock, all by the host's."""
-        known = self.intervals()
-        timed = len(known) == len(self._submissions) > 0
-        device_ns = sum([end - begin for begin, end in known]) if timed else None
+        """Return when the last run computed, by the device's clock, and sums by the host's."""
         cpu_ns = self._worker.busy_ns if self._worker is not None else 0
-        return Computing(device_ns, self._submitted_ns, cpu_ns)
+        n_submits = len(self._submissions)
+        return Computing(self.intervals(), n_submits, self._submitted_ns, cpu_ns)
 
     def program(self, with_logits: bool = True) -> Program:
         """Return the program of a token as a whole, however it is cut."""

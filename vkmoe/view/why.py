@@ -126,7 +126,7 @@ def _how(part: Part, times: _Times, served: Served) -> str:
 
 
 def _unknown(times: _Times, served: Served) -> list[str]:
-    """List what cannot be told apart here, and why."""
+    """List the parts that cannot be measured apart here, and why."""
     found = []
     if not times.by_device and not served.is_cpu:
         found.append(

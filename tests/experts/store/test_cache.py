@@ -366,6 +366,53 @@ def test_ctrl_c_while_slots_are_given_back_is_survived(
     assert len(struck) > 60
 
 
+@pytest.mark.parametrize("delay", [None, 1])
+def test_ctrl_c_while_slots_are_taken_away_and_used_again_is_survived(
+    make: Make, device: Device, delay: int | None
+) -> None:
+    """At any line; at worst slots stay out of use."""
+    rng = np.random.default_rng(9)
+    struck: set[Line] = set()
+    n_struck = -1
+    while len(struck) > n_struck:
+        rig = make(6, delay=delay, n_landing=2)
+        whole = rig.cache.most_slots
+        for _ in range(5):
+            rig.token(random_routing(rng))
+        n_struck = len(struck)
+        with suppress(KeyboardInterrupt), ctrl_c_at_new_line(struck):
+            rig.cache.resize([2] * len(whole))
+            rig.cache.resize(whole)
+        device.native.wait_idle()
+        rig.table.end_all()
+        for _ in range(2):
+            rig.token(random_routing(rng))
+        most = rig.cache.most_slots
+        assert all(2 <= n <= n_whole for n, n_whole in zip(most, whole, strict=True))
+        rig.cache.resize(most)
+        assert rig.cache.residency.locations.capacities.tolist() == most
+        for _ in range(2):
+            rig.token(random_routing(rng))
+    assert len(struck) > 60
+
+
+@pytest.mark.parametrize("delay", [None, 0, 3])
+def test_slots_come_and_go_between_any_tokens(make: Make, delay: int | None) -> None:
+    """Also while copies are under way; no token reads a slot that is out of use."""
+    rig = make(6, delay=delay, n_landing=1)
+    rng, locations = np.random.default_rng(4), rig.cache.residency.locations
+    whole = rig.cache.most_slots
+    for _ in range(150):
+        wanted = [int(rng.integers(1, n + 1)) for n in whole]
+        rig.cache.resize(wanted)
+        assert locations.capacities.tolist() == wanted and rig.cache.most_slots == whole
+        rig.cache.check_integrity()
+        for _ in range(int(rng.integers(0, 3))):
+            rig.token(random_routing(rng))
+        held = np.bincount(locations.pool_of[locations.resident], minlength=len(whole))
+        assert (held <= wanted).all()
+
+
 def test_ctrl_c_costs_only_the_experts_that_were_being_copied(make: Make) -> None:
     """Those that are there stay, also where the tier lost sight of a copy."""
     rig = make(4)

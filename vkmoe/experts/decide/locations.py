@@ -282,15 +282,15 @@ class Locations:
             self._derived = None
             self.landing[layer, index] = free[0]
         self._derived = None
-        self._retired = np.union1d(self._retired, numbers)
-        self.capacities = self._capacities_without(self._retired)
+        retired = np.union1d(self._retired, numbers)
+        self._retired, self.capacities = retired, self._capacities_without(retired)
 
     def restore(self, numbers: Keys) -> None:
         """Put slots into use again that were retired; they are free. Must hold: their memory is."""
         assert np.isin(numbers, self._retired).all(), numbers
         self._derived = None
-        self._retired = np.setdiff1d(self._retired, numbers)
-        self.capacities = self._capacities_without(self._retired)
+        retired = np.setdiff1d(self._retired, numbers)
+        self._retired, self.capacities = retired, self._capacities_without(retired)
 
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
         """Pin these keys, and no others, by a rule; return the experts that no rule pins any more.

@@ -10,6 +10,8 @@ from collections import deque
 from itertools import pairwise
 from typing import NamedTuple
 
+from vkmoe.experts.records.profiler import Interval
+
 __all__ = ["Computing", "RunTimes", "Step", "Totals"]
 
 MAX_RUNS = 65  # that are remembered: differences between 64 pairs
@@ -27,9 +29,17 @@ class Totals(NamedTuple):
 class Computing(NamedTuple):
     """Says how long was computed; the last two are totals since the start, by the host's clock."""
 
-    device_ns: int | None  # the last run, by the device's clock; None: not known
+    intervals: list[Interval]  # submits of the last run, by the device's clock, if that is known
+    n_submits: int  # of the last run
     submitted_ns: int  # from submitting to the end
     cpu_ns: int  # the CPU computed experts beside a GPU
+
+    @property
+    def device_ns(self) -> int | None:
+        """Return how long the device computed in the last run; None: not known."""
+        if not self.n_submits or len(self.intervals) < self.n_submits:
+            return None
+        return sum(end - begin for begin, end in self.intervals)
 
 
 class Step(NamedTuple):
@@ -46,7 +56,7 @@ class Step(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Notes a run; `totals` and all of `computing` but the first are sums of all runs so far."""
+    """Notes a run; `totals` and the last two of `computing` are sums of all runs so far."""
 
     n_decoded: int  # rows; 0: a prompt
     began_ns: int

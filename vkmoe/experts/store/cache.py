@@ -457,7 +457,7 @@ class ExpertCache:
         Raises DeviceLostError.
         """
         assert self._cpu is None, "which experts are the CPU's would depend on other programs"
-        n_slots = n_freed = 0
+        n_freed = 0
         slots, locations = self._memory.slots, self.residency.locations
         wanted, idle, self._idle = locations.capacities, self._idle, NO_KEYS
         locations.restore(idle)  # those go first, as they are free
@@ -465,9 +465,8 @@ class ExpertCache:
             numbers = able[0]
             self._leave(numbers, "given back")
             n_freed += slots.free(numbers)
-            n_slots += numbers.size
         self.resize(np.minimum(wanted, locations.capacities).tolist())
-        return n_slots, n_freed
+        return int((wanted - locations.capacities).sum()), n_freed
 
     def resize(self, capacities: Sequence[int]) -> None:
         """Use so many slots of each pool from now on; the others stay, empty.
@@ -482,6 +481,7 @@ class ExpertCache:
             if n_more < 0:
                 numbers = self.residency.least_slots(pool, -n_more)
                 self._leave(numbers, "fewer slots")
+                self._memory.slots.poison(self._memory.slots.at(numbers))
                 self._idle = np.union1d(self._idle, numbers)
             elif n_more > 0:
                 ours = self._idle[locations.pools_of_slots(self._idle) == pool][:n_more]
