@@ -101,6 +101,12 @@ def test_host_time(cache: list[str]) -> None:
     assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
 
 
+def test_expert_view(cache: list[str]) -> None:
+    few = ["--layers", "2", "--tokens", "4", "--repeats", "2", "--expert-slots", "8"]
+    results = document("expert_view", *cache, *few)["results"]
+    assert positive(results["rows"]) and len(results["rows"]) == 5
+
+
 def test_shadow(cache: list[str]) -> None:
     few = ["--layers", "2", "--links", "50", "--compute-ms", "1", "--expert-slots", "8"]
     turns = ["--warm", "3", "--tokens", "2", "--repeats", "2"]

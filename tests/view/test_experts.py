@@ -136,7 +136,10 @@ def test_heat_is_the_decayed_use() -> None:
 REASONS = {
     "cache": {"missed", "evicted"},
     "landing": {"landed", "evicted"},
-    "host pool": {"missed", "evicted"},
+    "stepped": {"missed", "guessed", "evicted"},
+    "shared": {"missed", "evicted"},
+    "host pool": {"missed", "guessed", "evicted"},
+    "pool alone": {"missed", "guessed", "evicted"},
 }
 
 
@@ -152,9 +155,12 @@ def test_moves_say_why(way: str) -> None:
             for layer, expert, letter, reason in delta["moves"]:
                 seen.add(reason.split()[0])
                 assert reason != "moved", (layer, expert, letter)
-                if letter != "d" and reason.startswith("evicted for"):
-                    newcomer = int(reason.split()[2])
-                    assert newcomer != expert and 0 <= newcomer < len(places[layer])
+                if reason.startswith("evicted for"):
+                    words = reason.split()
+                    other = int(words[-1]) if words[-2] == "layer" else layer
+                    assert other != layer or int(words[2]) != expert
+                    if way in ("cache", "shared"):  # where the next submit waits for copies
+                        assert letter == "h" and places[other][int(words[2])] == "d"
         assert seen >= REASONS[way], seen
 
 
