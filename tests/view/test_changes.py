@@ -82,6 +82,25 @@ def test_changes_do_not_change_the_answer(way: str, tokens: list[int], wanted: R
     assert_same_bits(np.stack(found), wanted)
 
 
+@pytest.fixture(scope="module")
+def of_prompt(tokens: list[int]) -> Rows:
+    """The logits of a whole prompt with all experts resident."""
+    with Engine(demo_model_path(), EngineConfig(ctx_size=CTX)) as engine:
+        engine.run_prompt(tokens)
+        return engine.full_logits()
+
+
+@pytest.mark.parametrize("way", CHANGEABLE)
+def test_changes_do_not_change_a_prompt(way: str, tokens: list[int], of_prompt: Rows) -> None:
+    with opened(way, moe_warmpin=0) as engine:
+        view = ExpertView(engine)
+        for slots, policy in ((SLOTS, "lru"), (4, "lfru"), (9, "slru"), (SLOTS, None)):
+            view.change(slots=slots, policy=policy, pin=[[slots % N_LAYERS, slots]])
+            engine.run_prompt(tokens)
+            assert_same_bits(engine.full_logits(), of_prompt)
+            engine.run_token(7, N_TOKENS)  # whose misses may land
+
+
 def test_slots_taken_away_and_given_again_are_used(tokens: list[int]) -> None:
     with opened("cache", moe_warmpin=0, expert_admission=False) as engine:
         view, reasons = ExpertView(engine), set[str]()
