@@ -54,6 +54,11 @@ WELL_FORMED: list[tuple[FamilyName, str, tuple[str, str, list[tuple[str, str]]]]
         ("", "", [ONE]),
     ),
     (
+        "qwen-coder",
+        "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n\nDone.",
+        ("Done.", "", [ONE]),
+    ),
+    (
         "harmony",
         f"{HARMONY_THOUGHT}<|channel|>commentary to=functions.add "
         '<|constrain|>json<|message|>{"a": 1}<|call|>',
@@ -160,6 +165,9 @@ def test_a_malformed_call_of_harmony_shows_with_its_header() -> None:
     header = "<|channel|>commentary to=functions.add<|message|>"
     text = f"{header}oops<|end|><|start|>assistant<|channel|>final<|message|>Yes."
     assert joined(events_of(text, FAMILIES["harmony"])) == Reply(f"{header}oopsYes.", "", [])
+    call = '<|channel|>final to=functions.add<|message|>{"a": 1}<|end|><|start|>assistant'
+    content, _, calls = joined(events_of(call + text, FAMILIES["harmony"]))
+    assert (content, len(calls)) == (f"<|end|><|start|>assistant{header}oopsYes.", 1)
 
 
 PARTS = [
@@ -212,6 +220,28 @@ def test_a_streamed_call_that_breaks_ends_there_and_the_rest_is_answer() -> None
     text = '<tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call>'
     reply = joined(events_of(text, FAMILIES["hermes"], streams=True))
     assert reply == Reply("oops}}</tool_call>", "", [Call("id0", "add", '{"a": ', True)])
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "arguments", "rest"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": ', '{"a": 1}', "} and </tool_call>"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": ', '{"a": "', "\\uD8"),
+        ("llama", '{"name": "add", "parameters": ', '{"a": 1}', "} is a call"),
+        ("mistral-args", "[TOOL_CALLS]add[ARGS]", '{"a": [', "1, }"),
+        ("deepseek-v3.1", f"{D.calls}{D.call}add{D.separator}", '{"a": 1}', f"\n.{D.calls_end}"),
+    ],
+)
+@given(cuts=CUTS)
+@settings(max_examples=20)
+def test_nothing_is_lost_of_a_streamed_call_that_breaks(
+    name: FamilyName, before: str, arguments: str, rest: str, cuts: list[int]
+) -> None:
+    pieces = in_pieces(before + arguments + rest, cuts)
+    content, _, (call,) = joined(events_of(pieces, FAMILIES[name], streams=True))
+    given, got = arguments + rest, call.arguments + content
+    assert call.arguments.startswith(arguments)
+    assert got == given or got == given.replace("\n", "")  # blanks at a call are form
 
 
 def test_text_before_any_mark_is_not_held_back() -> None:

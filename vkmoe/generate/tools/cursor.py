@@ -8,6 +8,7 @@ until more has arrived.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
@@ -129,18 +130,19 @@ class Cursor:
             self._at += 1
 
     def one_of(self, texts: Sequence[str]) -> Steps[str | None]:
-        """Read the one of `texts` that follows; None, and nothing is read, where none does."""
+        """Read the one of `texts` that follows; None, and nothing is read, where none does.
+
+        None of them may begin another.
+        """
         longest = max(map(len, texts))
         while True:
             ahead = self._text[self._at : self._at + longest]
-            found = [text for text in texts if ahead.startswith(text)]
-            possible = any(text.startswith(ahead) and text != ahead for text in texts)
-            if self.is_over or not possible:
-                if not found:
-                    return None
-                best = max(found, key=len)
-                self._at += len(best)
-                return best
+            for text in texts:
+                if ahead.startswith(text):
+                    self._at += len(text)
+                    return text
+            if self.is_over or not any(text.startswith(ahead) for text in texts):
+                return None
             yield
 
     def expect(self, *texts: str) -> Steps[str]:
@@ -242,7 +244,7 @@ class Cursor:
         What came out of it stays: such a call ends here, and the rest is the answer.
         """
         if self._in_call and self._streams:
-            self._give(ToolCallEnd(self._n_calls))
+            self.events.append(ToolCallEnd(self._n_calls))
             self._n_calls += 1
         self._call, self._in_call = [], False
         self.content(self._text[self._start : self._at])
@@ -266,14 +268,15 @@ class Cursor:
 def _joined(events: list[ReplyEvent]) -> list[ReplyEvent]:
     """Join neighbours that continue each other."""
     joined: list[ReplyEvent] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if isinstance(event, Content) and isinstance(last, Content):
-            joined[-1] = Content(last.text + event.text)
-        elif isinstance(event, Thought) and isinstance(last, Thought):
-            joined[-1] = Thought(last.text + event.text)
-        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
-            joined[-1] = ToolCallArguments(event.index, last.text + event.text)
+    for kind, group in itertools.groupby(events, key=type):
+        neighbours = list(group)
+        text = "".join(getattr(event, "text", "") for event in neighbours)
+        if kind is Content:
+            joined.append(Content(text))
+        elif kind is Thought:
+            joined.append(Thought(text))
+        elif isinstance(first := neighbours[0], ToolCallArguments):
+            joined.append(ToolCallArguments(first.index, text))  # other calls begin in between
         else:
-            joined.append(event)
+            joined += neighbours
     return joined

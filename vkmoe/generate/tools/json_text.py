@@ -110,7 +110,7 @@ class _ValueReader:
 
     def _string(self) -> Steps[None]:
         cursor = self._cursor
-        cursor.skip(1)
+        self._take()
         while (char := (yield from cursor.peek())) != '"':
             if char == "\\":
                 yield from self._escape()
