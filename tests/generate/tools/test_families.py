@@ -112,7 +112,9 @@ def test_thoughts_and_a_text_before_a_call_are_read_back(
 
 def test_a_template_without_calls_has_none(tiny_tokenizer: Tokenizer) -> None:
     assert family_of("{{ messages }}", tiny_tokenizer) == ToolFamily("none")
-    assert family_of("<think> </think>", tiny_tokenizer) == ToolFamily("none", THINK)
+    assert family_of("<think> </think>", tiny_tokenizer) == ToolFamily(
+        "none", THINK, {"<think>": 261}
+    )
 
 
 def test_newer_and_older_forms_are_told_apart(tiny_tokenizer: Tokenizer) -> None:
@@ -128,8 +130,10 @@ def test_newer_and_older_forms_are_told_apart(tiny_tokenizer: Tokenizer) -> None
 def test_marks_that_are_control_tokens_show(tiny_tokenizer: Tokenizer) -> None:
     tokenizer = with_tokens("[TOOL_CALLS]", "[INST]", "</think>")
     family = family_of("[TOOL_CALLS]</think>", tokenizer)
-    assert family.mark_ids == {"[TOOL_CALLS]": 262, "</think>": 264}
+    assert family.mark_ids == {"[TOOL_CALLS]": 262, "<think>": 261, "</think>": 264}
     assert family.shown == {262, 264}
-    assert family_of("[TOOL_CALLS]", with_tokens("[TOOL_CALLS]", kind=4)).shown == frozenset()
+    visible = family_of("[TOOL_CALLS]", with_tokens("[TOOL_CALLS]", kind=4))
+    assert (visible.mark_ids, visible.shown) == ({"[TOOL_CALLS]": 262}, frozenset())
     ends = with_tokens("<|channel|>", "<|message|>", "<|call|>", "<|return|>")
-    assert family_of("", ends) == ToolFamily("harmony")  # its marks show anyhow, its ends never
+    marks = {"<|channel|>": 262, "<|message|>": 263}  # they show anyhow, ends never
+    assert family_of("", ends) == ToolFamily("harmony", None, marks)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.generate.conftest import tiny_metadata, tokenizer_of
 from vkmoe.errors import PromptError
-from vkmoe.generate.tools import ToolFamily, call_grammar
+from vkmoe.generate.constraint import Constraints
+from vkmoe.generate.tools import ToolFamily, call_grammar, family_of
 from vkmoe.generate.tools.families import FamilyName
 from vkmoe.generate.tools.marked import DEEPSEEK as D
 
@@ -125,6 +127,25 @@ def test_control_tokens_stand_by_their_ids() -> None:
     tokenizer = llguidance.LLTokenizer("byte")
     source = llguidance.grammar_from("lark", grammar)
     assert llguidance.LLMatcher.validate_grammar(source, tokenizer) == ""
+
+
+def test_a_constraint_takes_the_tokens_of_a_call() -> None:
+    """Marks are single tokens, also those that are no control tokens."""
+    marks = ("<tool_call>", "</tool_call>", "</think>")  # <think> is there
+    metadata = tiny_metadata()
+    metadata["tokenizer.ggml.tokens"] += marks
+    metadata["tokenizer.ggml.token_type"] += [4, 4, 3]
+    tokenizer = tokenizer_of(metadata)
+    family = family_of("<tool_call><think></think>", tokenizer)
+    state = Constraints(tokenizer).lark(calls_of(family, TOOLS)).begin()
+    ids = tokenizer.encode(f"<think>\nhm\n</think>\n\n{ADD_JSON}", add_special=False)
+    assert set(family.mark_ids.values()) <= set(ids)
+    for token in ids:
+        allowed = state.allowed()
+        assert allowed is not None and allowed[token]
+        assert state.accept(token)
+    allowed = state.allowed()
+    assert allowed is not None and allowed[sorted(tokenizer.end_ids)].all()
 
 
 def test_a_model_without_calls_cannot_be_made_to_call() -> None:

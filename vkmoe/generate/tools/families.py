@@ -48,18 +48,14 @@ class ToolFamily:
     """Says how a model writes thoughts and calls.
 
     `thought` are the marks around a thought, None where a model has none, or has channels.
-    `mark_ids` are the ids of those marks that are control tokens: `shown` in a `Request`, they come
-    out as text.
+    `mark_ids` are the ids of those marks that are special tokens, `shown` those that a reply hides:
+    as `Request.shown` they come out as text.
     """
 
     name: FamilyName
     thought: tuple[str, str] | None = None
     mark_ids: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def shown(self) -> frozenset[int]:
-        """Return the ids of control tokens that must show in the text of a reply."""
-        return frozenset(self.mark_ids.values())
+    shown: frozenset[int] = frozenset()
 
     def begins_in_thought(self, prompt: str) -> bool:
         """Say whether a rendered prompt ends inside a thought, which the template has opened."""
@@ -83,9 +79,9 @@ def family_of(template_source: str, tokenizer: Tokenizer) -> ToolFamily:
         thought = pairs[0] if pairs else None
     marks = (*_MARKS[name], *(thought or ()))
     ids = {mark: tokenizer.special_id(mark) for mark in marks}
-    hidden = tokenizer.control_ids - tokenizer.end_ids
-    mark_ids = {mark: i for mark, i in ids.items() if i is not None and i in hidden}
-    return ToolFamily(name, thought, mark_ids)
+    ends = tokenizer.end_ids
+    mark_ids = {mark: i for mark, i in ids.items() if i is not None and i not in ends}
+    return ToolFamily(name, thought, mark_ids, tokenizer.control_ids & set(mark_ids.values()))
 
 
 def _name(source: str, tokenizer: Tokenizer) -> FamilyName:

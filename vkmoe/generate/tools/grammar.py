@@ -35,7 +35,7 @@ def call_grammar(
     """Return the grammar of one call of one of `tools`, or of several, after an optional thought.
 
     `parallel` allows several where the family can write them. `in_thought`: the prompt ends inside
-    a thought, which must end first. Control tokens stand in it by their ids. Raises PromptError for
+    a thought, which must end first. Special tokens stand in it by their ids. Raises PromptError for
     a family without calls, and without tools.
     """
     if family.name == "none" or not tools:
@@ -179,7 +179,7 @@ class _Grammar:
         return f"{self._in_lark({**shared, **_mapping(schema)})} {end}"
 
     def _marked(self, text: str) -> str:
-        """Write a text, its marks that are control tokens by their ids."""
+        """Write a text, its marks that are special tokens by their ids."""
         for mark, token_id in self._family.mark_ids.items():
             before, found, after = text.partition(mark)
             if found:
