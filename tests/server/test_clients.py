@@ -210,9 +210,9 @@ def test_errors_are_those_that_clients_know(calling: Served, client: openai.Open
         )
     with serving(api_keys=("right",)) as locked:
         address = f"{locked.address}/v1"
-        with openai.OpenAI(base_url=address, api_key="wrong", max_retries=0) as wrong:
-            with pytest.raises(openai.AuthenticationError):
-                wrong.models.list()
+        wrong = openai.OpenAI(base_url=address, api_key="wrong", max_retries=0)
+        with wrong, pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
         locked.wait()
 
 

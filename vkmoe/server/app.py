@@ -18,6 +18,7 @@ from vkmoe.server import facts
 from vkmoe.server.chat import answer_chat
 from vkmoe.server.completions import complete
 from vkmoe.server.errors import ApiError
+from vkmoe.server.experts import change_experts, show_experts, stream_experts, why
 from vkmoe.server.guard import Guard, error_response
 from vkmoe.server.messages import answer_message, count_tokens
 from vkmoe.server.replies import ClientGone
@@ -42,6 +43,10 @@ _ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("POST", "/tokenize", facts.tokenize),
     ("POST", "/detokenize", facts.detokenize),
     ("POST", "/apply-template", facts.apply_template),
+    ("GET", "/experts", show_experts),
+    ("PATCH", "/experts", change_experts),
+    ("GET", "/experts/stream", stream_experts),
+    ("GET", "/why", why),
     ("GET", "/props", facts.props),
     ("GET", "/slots", facts.slots),
     ("GET", "/metrics", facts.metrics),

@@ -21,14 +21,28 @@ from vkmoe.server.errors import ApiError, api_error, context_exceeded
 from vkmoe.server.fields import ReplyFields
 from vkmoe.server.metrics import Metrics
 from vkmoe.server.replies import Reply
+from vkmoe.view.experts import ExpertView
 
-__all__ = ["PATIENCE", "Service", "finish_reason", "new_id", "timings", "usage"]
+__all__ = ["PATIENCE", "Service", "Views", "finish_reason", "new_id", "timings", "usage"]
 
 Result = TypeVar("Result")
 
 _JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 10.0  # seconds of silence until a stream has a sign of life
 MOST_PROMPTS = 64  # of a request
+
+
+class Views:
+    """Finds the view of the model that is loaded now, on the engine's thread."""
+
+    def __init__(self) -> None:
+        self._of: tuple[LLM, ExpertView] | None = None
+
+    def of(self, llm: LLM) -> ExpertView:
+        """Return the view of a model; that of another one is forgotten."""
+        if self._of is None or self._of[0] is not llm:
+            self._of = llm, ExpertView(llm.engine)
+        return self._of[1]
 
 
 @dataclass
@@ -42,7 +56,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.engine)
+        self.metrics, self.views = Metrics(self.engine), Views()
 
     async def off_loop(self, work: Callable[[], Result]) -> Result:
         """Do what may take long on another thread. Raises ApiError for a VkmoeError."""

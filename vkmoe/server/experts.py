@@ -1,0 +1,99 @@
+"""Answers /experts and /why: what the experts do, what may be changed about them, where time goes.
+
+What the answers hold is described in docs/expert-view.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from vkmoe.errors import VkmoeError
+from vkmoe.server.errors import ApiError, api_error
+from vkmoe.server.fields import Body, read_body
+from vkmoe.server.service import Service
+from vkmoe.server.sse import EventStream, event, json_bytes
+from vkmoe.view.experts import ExpertView
+
+__all__ = ["change_experts", "show_experts", "stream_experts", "why"]
+
+Result = TypeVar("Result")
+Key = Annotated[list[int], Field(min_length=2, max_length=2)]  # layer, expert
+
+MOST_RATE = 20  # events a second
+
+
+class _Changes(Body):
+    slots: Annotated[int, Field(ge=0)] | None = None
+    policy: Literal["lru", "slru", "lfru"] | None = None
+    pin: list[Key] | None = None
+    unpin: list[Key] | None = None
+
+
+async def _between(service: Service, ask: Callable[[ExpertView], Result]) -> Result:
+    """Ask a view between two submits. Raises ApiError."""
+    views = service.views
+    future = service.engine.between(lambda llm: ask(views.of(llm)))
+    try:
+        return await asyncio.wrap_future(future)
+    except VkmoeError as error:
+        raise api_error(error) from error
+
+
+def _json(value: Any) -> Response:
+    return Response(json_bytes(value), media_type="application/json")
+
+
+async def show_experts(service: Service, request: HttpRequest) -> Response:
+    """Show where each expert is, how hot, and how often it was found."""
+    return _json(await _between(service, lambda view: view.snapshot()))
+
+
+async def change_experts(service: Service, request: HttpRequest) -> Response:
+    """Change slots, policy or pins; the text never changes."""
+    asked = await read_body(request, _Changes)
+    pin, unpin = ([(layer, e) for layer, e in keys or ()] for keys in (asked.pin, asked.unpin))
+    return _json(
+        await _between(
+            service, lambda view: view.change(asked.slots, asked.policy, pin or None, unpin or None)
+        )
+    )
+
+
+async def why(service: Service, request: HttpRequest) -> Response:
+    """Say where the time of the last tokens went."""
+    return _json(await _between(service, lambda view: view.why()))
+
+
+async def stream_experts(service: Service, request: HttpRequest) -> Response:
+    """Send a snapshot, then what changes, up to `rate` times a second (20 at most)."""
+    text = request.query_params.get("rate", "10")
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:4]) <= MOST_RATE):
+        raise ApiError(400, f"rate is 1 to {MOST_RATE} events a second", param="rate")
+    first = await _between(service, lambda view: view.snapshot())
+    return EventStream(_changes(service, first, 1 / int(text[:4])), named_errors=True)
+
+
+async def _changes(service: Service, first: dict[str, Any], seconds: float) -> AsyncIterator[bytes]:
+    """Yield the events of a stream; a snapshot again where the changes are not known any more."""
+    yield event(first, "snapshot")
+    version = first["version"]
+    while True:
+        await asyncio.sleep(seconds)
+        found = await _between(service, partial(_deltas, since=version))
+        if "reset" in found:
+            found = await _between(service, lambda view: view.snapshot())
+            yield event(found, "snapshot")
+        else:
+            yield event(found, "delta")
+        version = found["version"]
+
+
+def _deltas(view: ExpertView, since: int) -> dict[str, Any]:
+    return view.deltas(since)
