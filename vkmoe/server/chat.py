@@ -33,7 +33,7 @@ class Message(Body):
     """Describes a message of a conversation."""
 
     role: str
-    content: Any = None
+    content: str | list[str | dict[str, Any]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same by another name
@@ -141,13 +141,13 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
     begun = await begin(service, asked, asked.conversation(), streams, asked.n_logprobs)
     answer = _Answer(service, asked, begun)
     if streams:
-        return EventStream(answer.events())
+        return EventStream(answer.events(), begun.replies)
     body = await until_gone(request, answer.whole())
     return Response(json_bytes(body), media_type="application/json")
 
 
 def names_of_effort(effort: str | None) -> dict[str, Any]:
-    """Return what templates are told of how much a model is to think; nothing for None."""
+    """Return names by which templates learn how much a model is to think; none for None."""
     if effort is None:
         return {}
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"}

@@ -41,9 +41,10 @@ async def complete(service: Service, request: HttpRequest) -> Response:
     ]
     requests = service.requests(llm, prompts, asked, n_logprobs=asked.logprobs)
     echoed = [llm.tokenizer.decode(prompt) if asked.echo else "" for prompt in prompts]
-    answer = _Answer(service, llm, asked, service.begin(requests), echoed)
+    replies = service.begin(requests)
+    answer = _Answer(service, llm, asked, replies, echoed)
     if asked.stream:
-        return EventStream(answer.events())
+        return EventStream(answer.events(), replies)
     body = await until_gone(request, answer.whole())
     return Response(json_bytes(body), media_type="application/json")
 

@@ -32,7 +32,7 @@ __all__ = ["Begun", "Conversation", "ReplyText", "begin", "checked_tools"]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Holds messages, what the template is told besides, and what the reply may be."""
+    """Holds messages, further names for the template, and what the reply may be."""
 
     messages: list[dict[str, Any]]
     names: dict[str, Any] = field(default_factory=dict)  # further ones for the template

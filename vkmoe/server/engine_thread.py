@@ -93,9 +93,13 @@ class EngineThread:
             n = f"{self._max_queue} request{'s' * (self._max_queue != 1)}"
             raise unavailable(f"{n} wait already; --max-queue allows no more", code="queue_full")
         generation = Generation(request, llm.tokenizer, llm.engine.ctx_size)
-        self._listeners[generation] = on_news
-        llm.scheduler.submit(generation)
-        self.wake()
+        with self._changed:
+            if self._llm is not llm:  # which ended just now, with all its replies
+                _ = self.llm
+                raise unavailable("the model was loaded again")
+            self._listeners[generation] = on_news
+            llm.scheduler.submit(generation)
+            self._changed.notify_all()
         return generation
 
     def wake(self) -> None:

@@ -144,7 +144,7 @@ async def answer_response(service: Service, request: HttpRequest) -> Response:
     begun = await begin(service, asked, asked.conversation(), streams)
     answer = _Answer(service, asked, begun)
     if streams:
-        return EventStream(answer.events(), named_errors=True)
+        return EventStream(answer.events(), begun.replies, named_errors=True)
     body = await until_gone(request, answer.whole())
     return Response(json_bytes(body), media_type="application/json")
 

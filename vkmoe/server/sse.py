@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vkmoe.server.errors import ApiError
-from vkmoe.server.replies import ClientGone, until_gone
+from vkmoe.server.replies import ClientGone, Reply, until_gone
 
 __all__ = ["COMMENT", "EventStream", "event", "json_bytes"]
 
@@ -40,19 +40,31 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], named_errors: bool = False) -> None:
-        """Begin with nothing sent. `named_errors`: they have the event name "error"."""
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        replies: Sequence[Reply] = (),
+        named_errors: bool = False,
+    ) -> None:
+        """Begin with nothing sent. `named_errors`: they have the event name "error".
+
+        When the stream ends, however that comes about, `replies` are cancelled.
+        """
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._error_name = events, "error" if named_errors else None
+        self._events, self._replies = events, replies
+        self._error_name = "error" if named_errors else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
         try:
+            await send(start)
             await until_gone(Request(scope, receive), self._send_all(send))
         except (ClientGone, OSError):
             return
+        finally:
+            for reply in self._replies:
+                reply.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: Send) -> None:

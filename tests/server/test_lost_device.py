@@ -1,0 +1,63 @@
+"""A device that is lost ends the replies under way with one error each, and the model is loaded
+once more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import Served, serving
+from vkmoe.engine import Engine
+from vkmoe.errors import DeviceLostError
+
+ASKED = {"prompt": "def main():", "max_tokens": 8, "temperature": 0}
+
+
+class Failing:
+    """The engine's `run`, which loses the device after so many runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_left, run = -1, Engine.run
+
+        def failing(engine: Engine, batch: Any) -> Any:
+            self.n_left -= self.n_left >= 0
+            if self.n_left == 0:
+                raise DeviceLostError("the device was lost", "try again")
+            return run(engine, batch)
+
+        monkeypatch.setattr(Engine, "run", failing)
+
+
+def health(served: Served) -> tuple[int, str]:
+    answer = served.client.get("/health")
+    return answer.status_code, answer.json().get("error", {}).get("message", "")
+
+
+def test_the_model_is_loaded_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(monkeypatch)
+    with serving() as served:
+        served.wait()
+        wanted = served.post("/v1/completions", ASKED).json()["choices"][0]["text"]
+        failing.n_left = 4
+        with served.client.stream(
+            "POST", "/v1/completions", json={**ASKED, "stream": True}
+        ) as answer:
+            lines = [line for line in answer.iter_lines() if line]
+        error = json.loads(lines[-1].removeprefix("data: "))["error"]
+        assert "the device was lost" in error["message"] and len(lines) > 1
+        served.wait()
+        assert served.engine.n_restarts == 1
+        assert served.post("/v1/completions", ASKED).json()["choices"][0]["text"] == wanted
+        failing.n_left = 1
+        answer = served.post("/v1/completions", ASKED)
+        assert answer.status_code == 500 and "lost" in answer.json()["error"]["message"]
+        for _ in range(200):
+            if served.engine.state == "failed":
+                break
+            time.sleep(0.02)
+        assert health(served) == (503, "the model is not there: the device was lost")
+        assert served.post("/v1/completions", ASKED).status_code == 503
