@@ -37,11 +37,13 @@ def no_hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return run
 
+    before = set(threading.enumerate())
     for name in ("__init__", "run", "settle", "close"):
         monkeypatch.setattr(Engine, name, limited(getattr(Engine, name)))
     yield
     faulthandler.cancel_dump_traceback_later()
-    assert not [t for t in threading.enumerate() if t.name.startswith("vkmoe")], "a thread is left"
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("vkmoe")], "a thread is left"
 
 
 @pytest.fixture(scope="module")
