@@ -31,7 +31,7 @@ OPEN = """
 import sys, time
 def peak():
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 before, start = peak(), time.perf_counter()
 with open_gguf(sys.argv[1]) as file:

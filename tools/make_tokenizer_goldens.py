@@ -3,9 +3,9 @@
     pip install llama-cpp-python gguf tokenizers
     python -m tools.make_tokenizer_goldens path/to/shared/vocab
 
-Writes tests/generate/tokens/: strings.json.xz with the strings, a file for each vocabulary of the
-folder, and one for each pre-tokenizer with the vocabulary of pair_vocabulary.py. Every file holds
-the strings with that vocabulary's special tokens and, for all strings, the ids with special
+Writes tests/generate/text/tokens/: strings.json.xz with the strings, a file for each vocabulary of
+the folder, and one for each pre-tokenizer with the vocabulary of pair_vocabulary.py. Every file
+holds the strings with that vocabulary's special tokens and, for all strings, the ids with special
 tokens parsed and without, how a text begins, and which tokens end one.
 """
 
@@ -27,7 +27,7 @@ from tools.pair_vocabulary import pair_vocabulary
 from tools.tokenizer_strings import difficult_strings, special_strings
 from vkmoe.gguf_file import TensorInfo
 
-TARGET = Path(__file__).parents[1] / "tests" / "generate" / "tokens"
+TARGET = Path(__file__).parents[1] / "tests" / "generate" / "text" / "tokens"
 # One name of each kind; llama.cpp's names, not ours, decide what the kinds are.
 KINDS = (
     *("default", "gpt-2", "llama-bpe", "chatglm-bpe", "glm4", "qwen2", "qwen35", "smollm"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from vkmoe.generate.byte_level import byte_alphabet
+from vkmoe.generate.text.byte_level import byte_alphabet
 
 __all__ = ["pair_vocabulary"]
 

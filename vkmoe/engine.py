@@ -27,7 +27,8 @@ from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.records.timing import RunTimes
-from vkmoe.experts.store.cache import ExpertCache, ExpertTracker
+from vkmoe.experts.store.cache import ExpertCache
+from vkmoe.experts.store.tracker import ExpertTracker
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program

@@ -38,13 +38,13 @@ from vkmoe.generate.loop import (
 from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
 from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.placer import Progress
 
 if TYPE_CHECKING:
-    from vkmoe.generate.chat import ChatTemplate
+    from vkmoe.generate.chat.template import ChatTemplate
 
 __all__ = [
     "LLM",
@@ -164,7 +164,9 @@ class LLM(Closing):
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """Return the model's chat template. Raises UnsupportedModelError if it has none."""
-        from vkmoe.generate.chat import ChatTemplate  # and with it Jinja, which few runs need
+        from vkmoe.generate.chat.template import (
+            ChatTemplate,  # and with it Jinja, which few runs need
+        )
 
         return ChatTemplate.from_file(self.engine.model.file, self.tokenizer)
 

@@ -18,7 +18,7 @@ from vkmoe.errors import PromptError, UnsupportedModelError
 from vkmoe.experts.records.profiler import Served, Tally
 from vkmoe.experts.records.report import ExpertReport, Setup
 from vkmoe.facts import ON_DEVICE, Allocation, DeviceInfo, DeviceLimits, Heap, MemoryPlan
-from vkmoe.generate.chat import ChatTemplate
+from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.kv_types import both
 from vkmoe.llm import GenerationStatistics, Piece
 

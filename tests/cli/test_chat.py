@@ -9,7 +9,7 @@ import pytest
 
 from tests.generate.conftest import spm_metadata, tiny_metadata
 from vkmoe.cli.chat import _next_message
-from vkmoe.generate.vocabulary import TokenType
+from vkmoe.generate.text.vocabulary import TokenType
 
 from .conftest import FakeLLM, Run
 

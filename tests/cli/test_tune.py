@@ -70,7 +70,7 @@ def test_a_model_is_measured_by_its_own_matrices_and_its_text_stays(
         works = largest_of_each_class(works_of(llm.engine.model))
         model = str(llm.engine.model.file.path)
     monkeypatch.setattr(launch_choice, "choose", last_wins)
-    monkeypatch.setattr("vkmoe.cli.tune.SECONDS", 600.0)
+    monkeypatch.setattr("vkmoe.cli.cache.tune.SECONDS", 600.0)
     done = run("tune", model)
     assert done.code == 0 and done.out.count("->") == len(works), done.err
     info = run("info", model)
@@ -87,10 +87,10 @@ def test_a_model_is_measured_by_its_own_matrices_and_its_text_stays(
 def test_what_is_left_for_want_of_time_is_done_the_next_time(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vkmoe.cli.tune.SECONDS", -1.0)
+    monkeypatch.setattr("vkmoe.cli.cache.tune.SECONDS", -1.0)
     done = run("tune")
     assert done.code == 0 and not done.out and "2 of 2 are left" in done.err
-    monkeypatch.setattr("vkmoe.cli.tune.SECONDS", 600.0)
+    monkeypatch.setattr("vkmoe.cli.cache.tune.SECONDS", 600.0)
     assert "are left" not in run("tune").err
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.engine.test_dispatches import LAYERS
 from tests.engine.tiny import NAMES, architecture
 from tools.tiny_models import MODELS, TinyModel
-from vkmoe.generate.byte_level import PRE_TOKENIZERS
+from vkmoe.generate.text.byte_level import PRE_TOKENIZERS
 from vkmoe.models import ARCHITECTURES
 from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings
-from vkmoe.experts.store.cache import CacheWays, ExpertCache, ExpertTracker
+from vkmoe.experts.store.cache import CacheWays, ExpertCache
 from vkmoe.experts.store.copies import Uploader, Uploads
+from vkmoe.experts.store.tracker import ExpertTracker
 
 __all__ = ["ROUNDING", "Rows", "assert_same_bits", "recache", "rows"]
 

@@ -23,7 +23,7 @@ from tests.gguf_file.test_mutations import mutated
 from tests.gpu.invented import DISCRETE_12
 from vkmoe.config import EngineConfig
 from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 from vkmoe.llm import LLM
 from vkmoe.models import open_model

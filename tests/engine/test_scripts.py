@@ -22,7 +22,7 @@ from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
 from vkmoe.generate.loop import Generation, Piece, Request
 from vkmoe.generate.scheduler import Scheduler
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import read_tokenizer
 
 TINY, CTX_SIZE, N_REGIONS, N_SCRIPTS = model_path("moe_plain"), 96, 4, 50

@@ -24,7 +24,7 @@ from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.experts.study.replay import SimulationResult, simulate
 from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement.cache_choice import cache_settings
 from vkmoe.placement.sizes import trace_header

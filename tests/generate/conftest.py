@@ -12,9 +12,9 @@ import pytest
 
 from tests.gguf_file import samples as make
 from tests.needs import missing
-from vkmoe.generate.byte_level import byte_alphabet
-from vkmoe.generate.tokenizer import Tokenizer
-from vkmoe.generate.vocabulary import TokenType
+from vkmoe.generate.text.byte_level import byte_alphabet
+from vkmoe.generate.text.tokenizer import Tokenizer
+from vkmoe.generate.text.vocabulary import TokenType
 from vkmoe.gguf_file import GgufFile
 
 

@@ -24,7 +24,7 @@ from vkmoe.generate import constraint as subject
 from vkmoe.generate.constraint import Constraint, Constraints, Mask
 from vkmoe.generate.loop import Generation, Request
 from vkmoe.generate.scheduler import Scheduler
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 from vkmoe.llm import demo_model_path
 

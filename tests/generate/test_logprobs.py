@@ -15,7 +15,7 @@ from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.logprobs import log_probs
 from vkmoe.generate.loop import Generation, Piece, Request
 from vkmoe.generate.scheduler import Scheduler
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 
 from .test_sampler import best, never
 

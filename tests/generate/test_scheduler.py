@@ -19,7 +19,7 @@ from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
 from vkmoe.generate.scheduler import Scheduler
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 
 GREEDY = SamplingConfig(temp=0)
 HABIT = 4.0  # of the fake model: how far it repeats itself

@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.conftest import Served, serving
 from vkmoe.config import EngineConfig
-from vkmoe.generate.chat import ChatTemplate
+from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.llm import LLM
 
 # As Qwen3's: tools and calls between the same marks.

@@ -26,7 +26,7 @@ from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import sizing_line
 from vkmoe.facts import DeviceInfo
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import demo_model_path, read_tokenizer
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model

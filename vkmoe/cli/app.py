@@ -20,6 +20,9 @@ import typer
 from typer.core import TyperArgument, TyperCommand
 
 from vkmoe.cli.bench import bench, decode, kernels, transfer
+from vkmoe.cli.cache.simulate import simulate
+from vkmoe.cli.cache.trace import trace
+from vkmoe.cli.cache.tune import tune
 from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import INTERRUPTED, generate
@@ -28,9 +31,6 @@ from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.serve import serve
-from vkmoe.cli.simulate import simulate
-from vkmoe.cli.trace import trace
-from vkmoe.cli.tune import tune
 from vkmoe.errors import VkmoeError
 
 __all__ = ["main", "root"]

@@ -27,9 +27,9 @@ from vkmoe.cli.options import (
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
 from vkmoe.generate.prompts import RESERVED
-from vkmoe.generate.tools import Content, ReplyEvent, ReplyParser, Thought, ToolFamily
 
 if TYPE_CHECKING:
+    from vkmoe.generate.tools import ReplyEvent
     from vkmoe.llm import LLM
 
 __all__ = ["chat"]
@@ -118,6 +118,8 @@ class Conversation:
 
         Raises PromptError, with the message taken back, when it cannot be answered.
         """
+        from vkmoe.generate.tools import ReplyParser, ToolFamily
+
         self._add("user", text)
         # Other models show their thoughts as they write them.
         parser = ReplyParser(ToolFamily("harmony" if self.llm.tokenizer.has_channels else "none"))
@@ -142,6 +144,8 @@ class Conversation:
 
     def _show(self, events: Sequence[ReplyEvent]) -> list[str]:
         """Write the answer to stdout and thoughts to stderr. Returns what was answered."""
+        from vkmoe.generate.tools import Content, Thought
+
         for event in events:
             if isinstance(event, Content):
                 if self._thinks:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from vkmoe.cli.cache.tune import tuning_lines
 from vkmoe.cli.notes import idle_notes, mode_line
 from vkmoe.cli.options import Model, Positional, chosen_model, config_options
-from vkmoe.cli.tune import tuning_lines
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
@@ -93,7 +93,7 @@ def _conversion_lines(tensors: ModelTensors) -> list[str]:
 
 def _tokenizer_lines(file: GgufFile) -> list[str]:
     """Describe the vocabulary and its special tokens, or say that they cannot be used."""
-    from vkmoe.generate.tokenizer import Tokenizer
+    from vkmoe.generate.text.tokenizer import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(file)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.errors import UsageError, VkmoeError
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

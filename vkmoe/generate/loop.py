@@ -23,7 +23,7 @@ from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.logprobs import LogProbs, log_probs
 from vkmoe.generate.reply import MarkFinder
 from vkmoe.generate.sampler import Sampler, random_seed
-from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
+from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
 
 __all__ = ["FinishReason", "Generation", "GenerationStatistics", "Piece", "Request"]
 

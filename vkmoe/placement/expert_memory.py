@@ -18,10 +18,11 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.decide.token_table import History, TokenTable
 from vkmoe.experts.records.profiler import Overlap
-from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache, ExpertTracker
+from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache
 from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
 from vkmoe.experts.store.slots import POISON, SlotManager
 from vkmoe.experts.store.tier import HostPool
+from vkmoe.experts.store.tracker import ExpertTracker
 from vkmoe.facts import ExpertMode
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors

@@ -14,15 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from vkmoe.server import facts
-from vkmoe.server.chat import answer_chat
-from vkmoe.server.completions import complete
+from vkmoe.server.api import facts
+from vkmoe.server.api.chat import answer_chat
+from vkmoe.server.api.completions import complete
+from vkmoe.server.api.experts import change_experts, show_experts, stream_experts, why
+from vkmoe.server.api.messages import answer_message, count_tokens
+from vkmoe.server.api.responses import answer_response
 from vkmoe.server.errors import ApiError
-from vkmoe.server.experts import change_experts, show_experts, stream_experts, why
 from vkmoe.server.guard import Guard, error_response
-from vkmoe.server.messages import answer_message, count_tokens
 from vkmoe.server.replies import ClientGone
-from vkmoe.server.responses import answer_response
 from vkmoe.server.service import Service
 
 __all__ = ["make_app"]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.generate.chat import ChatTemplate
+from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.generate.loop import GenerationStatistics, Request
 from vkmoe.generate.tools import ToolFamily, family_of
 from vkmoe.llm import LLM

@@ -16,7 +16,7 @@ from vkmoe.choices import PolicyName
 from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.keys import Keys
-from vkmoe.experts.store.cache import ExpertTracker
+from vkmoe.experts.store.tracker import ExpertTracker
 
 __all__ = ["change_experts", "refusal"]
 

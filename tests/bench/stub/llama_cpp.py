@@ -15,7 +15,7 @@ import numpy as np
 
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 
 __version__ = "stub"

@@ -21,7 +21,7 @@ from vkmoe.choices import PolicyName
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
-from vkmoe.experts.store.cache import _count_misses
+from vkmoe.experts.store.cache import count_misses
 from vkmoe.experts.store.slots import Landings
 from vkmoe.gpu import arena
 from vkmoe.gpu.device import Device
@@ -448,9 +448,9 @@ def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: Make) -> None:
                              [[False, True], [False, False], [False, True]]]  # fmt: skip
     assert rig.cache.counters.missed_bytes - before == 256 + 2 * 768 + 256
     keys = SPACE.keys_of(batch)
-    assert _count_misses(keys, ~hits, SPACE.n_experts).tolist() == [1, 2, 1]
+    assert count_misses(keys, ~hits, SPACE.n_experts).tolist() == [1, 2, 1]
     for one in range(2):  # as with a single token
-        n_missed = _count_misses(keys[one : one + 1], ~hits[one : one + 1], SPACE.n_experts)
+        n_missed = count_misses(keys[one : one + 1], ~hits[one : one + 1], SPACE.n_experts)
         assert (n_missed == (~hits[one]).sum(axis=1)).all()
     assert rig.token(batch[0]).all() and rig.token(batch[1]).all()
 

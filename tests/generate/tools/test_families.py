@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.generate.conftest import tiny_metadata, tokenizer_of
-from vkmoe.generate.chat import ChatTemplate
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.chat.template import ChatTemplate
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.tools import ToolFamily, family_of
 from vkmoe.generate.tools.families import FamilyName
 from vkmoe.generate.tools.marked import DEEPSEEK

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.tools.cursor import BLANKS
 from vkmoe.generate.tools.harmony import CHANNEL, HARMONY_MARKS, MESSAGE
 from vkmoe.generate.tools.marked import DEEPSEEK, MISTRAL, PYTHON_TAG

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.generate.conftest import file_of, spm_metadata, tokenizer_of
 from vkmoe.errors import ModelFileError
-from vkmoe.generate.sentencepiece import SentencePieceCodec
-from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
-from vkmoe.generate.vocabulary import read_vocabulary
-
-from .conftest import file_of, spm_metadata, tokenizer_of
+from vkmoe.generate.text.sentencepiece import SentencePieceCodec
+from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
+from vkmoe.generate.text.vocabulary import read_vocabulary
 
 UNK, BOS, EOS = 0, 1, 2
 BYTE = 3  # the first of 256

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vkmoe.errors import PromptError
-from vkmoe.generate.chat import ChatTemplate
+from vkmoe.generate.chat.template import ChatTemplate
 
 USER = {"role": "user", "content": "Hi"}
 ARGUMENTS = {"a": 1, "s": "é"}

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.generate.conftest import spm_metadata, tiny_metadata, tokenizer_of, tokens_with
 from vkmoe.errors import ModelFileError, UnsupportedModelError, VkmoeError
-from vkmoe.generate.tokenizer import Tokenizer
-
-from .conftest import spm_metadata, tiny_metadata, tokenizer_of, tokens_with
+from vkmoe.generate.text.tokenizer import Tokenizer
 
 
 def tiny(**changes: Any) -> Tokenizer:

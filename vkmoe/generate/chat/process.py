@@ -1,7 +1,7 @@
 """This module runs a chat template within limits of time and memory.
 
-It owns the process that does so (template_worker.py), its start and its end. It does not own what
-the template is given, nor what its failures mean (chat.py).
+It owns the process that does so (worker.py), its start and its end. It does not own what
+the template is given, nor what its failures mean (template.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["TemplateFailed", "TemplateProcess"]
 
 TIME_LIMIT = 5.0  # seconds, for a rendering; real templates take milliseconds
 _MEMORY_LIMIT = 1 << 30  # bytes of addresses
-_WORKER = Path(__file__).with_name("template_worker.py")
+_WORKER = Path(__file__).with_name("worker.py")
 
 
 class TemplateFailed(Exception):

@@ -82,7 +82,7 @@ def simulate(
     while it is read. --expert-copies overlap stands for copies that take a token longer. Every
     token counts as one that runs alone.
     """
-    from vkmoe.cli.simulate_report import as_document, as_text, draw
+    from vkmoe.cli.cache.simulate_report import as_document, as_text, draw
 
     policies = _listed("--policy", policy, _POLICIES.split(","), f"known are {_POLICIES}")
     if plot is not None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from vkmoe.errors import PromptError, UnsupportedModelError
-from vkmoe.generate.chat import ChatTemplate
-from vkmoe.generate.template_process import TemplateFailed, TemplateProcess
+from vkmoe.generate.chat.process import TemplateFailed, TemplateProcess
+from vkmoe.generate.chat.template import ChatTemplate
 
 HELLO = [{"role": "user", "content": "Hi"}]
 LOOPS = "{% for i in range(99999) %}" * 5 + "{% endfor %}" * 5

@@ -1,9 +1,9 @@
 """Render chat templates with Hugging Face transformers and store what came out.
 
     pip install transformers jinja2
-    python tests/generate/make_chat_fixtures.py path/to/shared/templates
+    python tests/generate/chat/make_renderings.py path/to/shared/templates
 
-Writes chat_renderings.json beside this file: the inputs, and per template the text. The templates
+Writes renderings.json beside this file: the inputs, and per template the text. The templates
 themselves are not stored.
 """
 
@@ -151,7 +151,7 @@ def main() -> None:
         print(path.name)
         texts[path.name] = {name: rendered(path.read_text(), case) for name, case in CASES.items()}
     document = {"date": DATE, "tokens": TOKENS, "cases": CASES, "texts": texts}
-    target = Path(__file__).with_name("chat_renderings.json")
+    target = Path(__file__).with_name("renderings.json")
     target.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 

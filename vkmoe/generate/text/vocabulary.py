@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vkmoe.errors import UnsupportedModelError
-from vkmoe.generate.byte_level import PRE_TOKENIZERS, PreTokenizerSpec
+from vkmoe.generate.text.byte_level import PRE_TOKENIZERS, PreTokenizerSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.gguf_file.header import shown
 

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.generate.conftest import tiny_metadata, tokenizer_of
 from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.generate.loop import Generation, Request
-from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
-
-from .conftest import tiny_metadata, tokenizer_of
+from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
 
 A, B, LONG = 262, 263, 264
 

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from vkmoe.server.chat import ChatFields
+from vkmoe.server.api.chat import ChatFields
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, read_body
 from vkmoe.server.service import Service

@@ -2,7 +2,7 @@
 
 It reads lines of JSON from its input and answers each with one: the limits and the template's
 source, then the names for each rendering. It imports nothing of vkmoe, so that it starts quickly.
-template_process.py starts it and says why it exists.
+process.py starts it and says why it exists.
 """
 
 from __future__ import annotations

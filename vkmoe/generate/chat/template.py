@@ -2,7 +2,7 @@
 
 It owns what the template is given and what its failures mean. It does not own the conversation (the
 caller), the forms of messages (messages.py), the process in which the template runs
-(template_process.py), nor tokens (tokenizer.py).
+(process.py), nor tokens (../text).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from vkmoe.errors import PromptError, UnsupportedModelError
-from vkmoe.generate.messages import Message, MessageForm, prepared_messages, prepared_tools
-from vkmoe.generate.template_process import TIME_LIMIT, TemplateFailed, TemplateProcess
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.chat.messages import Message, MessageForm, prepared_messages, prepared_tools
+from vkmoe.generate.chat.process import TIME_LIMIT, TemplateFailed, TemplateProcess
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import GgufFile
 
 __all__ = ["ChatTemplate"]

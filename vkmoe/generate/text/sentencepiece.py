@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from vkmoe.generate.vocabulary import Vocabulary
+from vkmoe.generate.text.vocabulary import Vocabulary
 
 __all__ = ["SentencePieceCodec"]
 

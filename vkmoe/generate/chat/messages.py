@@ -1,7 +1,7 @@
 """This module brings messages and tools of OpenAI's API into forms that chat templates take.
 
 It owns what the API allows and templates do not: contents in parts, empty fields, arguments of
-calls as a JSON text, ids of any length. It does not own the templates (chat.py).
+calls as a JSON text, ids of any length. It does not own the templates (template.py).
 """
 
 from __future__ import annotations

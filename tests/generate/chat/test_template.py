@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.generate.conftest import file_of
 from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError
-from vkmoe.generate.chat import ChatTemplate
-from vkmoe.generate.tokenizer import Tokenizer
-
-from .conftest import file_of
+from vkmoe.generate.chat.template import ChatTemplate
+from vkmoe.generate.text.tokenizer import Tokenizer
 
 FIXTURE: dict[str, Any] = json.loads(
-    Path(__file__).with_name("chat_renderings.json").read_text(encoding="utf-8")
+    Path(__file__).with_name("renderings.json").read_text(encoding="utf-8")
 )
 HELLO = [{"role": "user", "content": "Hi"}]
 RENDERED = [(template, case) for template in FIXTURE["texts"] for case in FIXTURE["cases"]]
@@ -40,7 +39,7 @@ def test_renders_what_transformers_renders(
             return cls.fromisoformat(FIXTURE["date"])
 
     clock = SimpleNamespace(datetime=FixedDate)
-    monkeypatch.setattr("vkmoe.generate.chat.datetime", clock)
+    monkeypatch.setattr("vkmoe.generate.chat.template.datetime", clock)
     chat = compiled(shared / "templates" / template)
     expected = FIXTURE["texts"][template][case]
     if expected is None:

@@ -10,9 +10,9 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from vkmoe.server.blocks import Block, BlockEvent, Blocks
-from vkmoe.server.chat import names_of_effort
-from vkmoe.server.conversation import Begun, Conversation, begin, checked_tools
+from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
+from vkmoe.server.api.chat import names_of_effort
+from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, ReplyFields, read_body
 from vkmoe.server.replies import until_gone

@@ -10,9 +10,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
-from vkmoe.generate.byte_level import ByteLevelCodec
-from vkmoe.generate.sentencepiece import SentencePieceCodec
-from vkmoe.generate.vocabulary import Vocabulary, read_vocabulary
+from vkmoe.generate.text.byte_level import ByteLevelCodec
+from vkmoe.generate.text.sentencepiece import SentencePieceCodec
+from vkmoe.generate.text.vocabulary import Vocabulary, read_vocabulary
 from vkmoe.gguf_file import GgufFile
 
 __all__ = ["StreamDetokenizer", "Tokenizer"]

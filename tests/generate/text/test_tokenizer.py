@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.generate.conftest import tiny_metadata, tokenizer_of, tokens_with
 from vkmoe.errors import PromptError, UnsupportedModelError
-from vkmoe.generate.byte_level import PRE_TOKENIZERS
-from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
-
-from .conftest import tiny_metadata, tokenizer_of, tokens_with
+from vkmoe.generate.text.byte_level import PRE_TOKENIZERS
+from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
 
 BYTES = list(range(256))
 HE, LL, HELL, BOS, IM_END, THINK = range(256, 262)
@@ -27,7 +26,7 @@ def tiny(**changes: Any) -> Tokenizer:
 
 _OPEN = """
 import sys
-from vkmoe.generate.tokenizer import Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 def peak():
     return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])

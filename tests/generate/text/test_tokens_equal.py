@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.generate.conftest import tokenizer_of
 from tools.make_tokenizer_goldens import KINDS
 from tools.pair_vocabulary import pair_vocabulary
 from tools.tokenizer_strings import difficult_strings
-from vkmoe.generate.byte_level import PRE_TOKENIZERS
-from vkmoe.generate.sentencepiece import SentencePieceCodec
-from vkmoe.generate.tokenizer import StreamDetokenizer, Tokenizer
-from vkmoe.generate.vocabulary import Vocabulary, read_vocabulary
+from vkmoe.generate.text.byte_level import PRE_TOKENIZERS
+from vkmoe.generate.text.sentencepiece import SentencePieceCodec
+from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
+from vkmoe.generate.text.vocabulary import Vocabulary, read_vocabulary
 from vkmoe.gguf_file import open_gguf
-
-from .conftest import tokenizer_of
 
 GOLDENS = Path(__file__).with_name("tokens")
 NAMES = (

@@ -19,7 +19,7 @@ from vkmoe.generate.tools import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from vkmoe.server.conversation import Begun, Conversation, begin, checked_tools
+from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, ReplyFields, read_body
 from vkmoe.server.replies import News, Reply, merged, until_gone

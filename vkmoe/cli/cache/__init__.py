@@ -1,0 +1,1 @@
+"""This package holds the commands about the expert cache: traces, their replays, its settings."""

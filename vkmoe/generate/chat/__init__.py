@@ -1,0 +1,1 @@
+"""This package writes a conversation as the prompt that the model's chat template makes of it."""
