@@ -125,13 +125,16 @@ def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(server: Se
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
         (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role"),
-        (
-            CHAT,
-            {
-                "messages": [{"role": "user", "content": "x"}],
-                "chat_template_kwargs": {"messages": 1},
-            },
-            "chat_template_kwargs",
+        *(
+            (
+                CHAT,
+                {
+                    "messages": [{"role": "user", "content": "x"}],
+                    "chat_template_kwargs": {name: 1},
+                },
+                "chat_template_kwargs",
+            )
+            for name in ("messages", "self", "tools")
         ),
     ],
     ids=str,

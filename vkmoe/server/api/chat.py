@@ -116,7 +116,7 @@ class ChatFields(ReplyFields):
     def names(self) -> dict[str, Any]:
         """Return further names for the template. Raises ApiError for those it has already."""
         names = dict(self.chat_template_kwargs or {})
-        if taken := RESERVED.intersection(names):
+        if taken := names.keys() & {*RESERVED, "tools"}:
             where = "chat_template_kwargs"
             raise ApiError(400, f"{where} must not set {min(taken)!r}", param=where)
         return names_of_effort(self.reasoning_effort) | names
