@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -119,6 +120,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(server: Se
         (TEXT, {"prompt": []}, "prompt"),
         (TEXT, {"prompt": "a", "n": 0}, "n"),
         (TEXT, {"prompt": ["a"] * 40, "n": 16}, "n"),
+        (TEXT, {"prompt": [""] * 100_000}, "prompt"),
         (TEXT, {"prompt": "a", "temperature": -1}, "temperature"),
         (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop"),
         (TEXT, {"prompt": "a", "stream_options": []}, "stream_options"),
@@ -261,3 +263,33 @@ def test_a_body_without_its_length_may_not_be_endless(server: Served) -> None:
 
     answer = server.client.post(TEXT, content=endless())
     assert error_of(answer, 413)
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        (TEXT, "prompt", [None] * MANY),
+        (TEXT, "prompt", [[None]] * MANY),
+        (TEXT, "stop", [None] * MANY),
+        (TEXT, "logit_bias", {str(-i): None for i in range(MANY)}),
+        (CHAT, "messages", [{}] * MANY),
+        (CHAT, "messages", [{"role": "user", "content": [1] * MANY}]),
+        ("/v1/responses", "input", [None] * MANY),
+        ("/v1/messages", "messages", [{}] * MANY),
+        ("/detokenize", "tokens", [None] * MANY),
+    ],
+    ids=map(str, range(9)),
+)
+def test_many_wrong_items_cost_no_more_than_one(
+    server: Served, path: str, name: str, value: Any
+) -> None:
+    """A description of each would take a thousand times what the item does in the body."""
+    data = json.dumps({"prompt": "a", name: value}).encode()
+    tracemalloc.start()
+    error_of(server.client.post(path, content=data), 400)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 40 * len(data) + (8 << 20)

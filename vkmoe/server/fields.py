@@ -17,11 +17,17 @@ from starlette.requests import Request
 from vkmoe.config import SamplingConfig
 from vkmoe.server.errors import ApiError
 
-__all__ = ["Body", "ReplyFields", "StreamOptions", "checked", "read_body"]
+__all__ = ["Body", "Many", "ReplyFields", "StreamOptions", "checked", "read_body"]
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # as a key of JSON
 Model = TypeVar("Model", bound=BaseModel)
+Item = TypeVar("Item")
+Many = Annotated[
+    list[Item], Field(fail_fast=True)
+]  # else each wrong item has an error of kilobytes
+
+MOST_BIASES = 1 << 16
 
 MOST_STOPS, MOST_STOP_LENGTH = 16, 1024
 MOST_REPLIES = 16  # `n`
@@ -49,7 +55,7 @@ class ReplyFields(Body):
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] | None = None
     seed: Annotated[int, Field(ge=-1, le=MOST_SEED)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     temperature: Annotated[Number, Field(ge=0)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -62,6 +68,13 @@ class ReplyFields(Body):
     ignore_eos: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _few_biases(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MOST_BIASES:
+            raise ValueError(f"at most {MOST_BIASES} tokens")
+        return value
 
     @field_validator("stop")
     @classmethod

@@ -23,7 +23,16 @@ from vkmoe.server.metrics import Metrics
 from vkmoe.server.replies import Reply
 from vkmoe.view.experts import ExpertView
 
-__all__ = ["PATIENCE", "Service", "Views", "finish_reason", "new_id", "timings", "usage"]
+__all__ = [
+    "MOST_PROMPTS",
+    "PATIENCE",
+    "Service",
+    "Views",
+    "finish_reason",
+    "new_id",
+    "timings",
+    "usage",
+]
 
 Result = TypeVar("Result")
 

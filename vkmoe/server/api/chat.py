@@ -21,7 +21,7 @@ from vkmoe.generate.tools import (
 )
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Body, ReplyFields, read_body
+from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.replies import News, Reply, merged, until_gone
 from vkmoe.server.service import PATIENCE, Service, finish_reason, new_id, timings, usage
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
@@ -33,11 +33,11 @@ class Message(Body):
     """Describes a message of a conversation."""
 
     role: str
-    content: str | list[str | dict[str, Any]] | None = None
+    content: str | Many[str | dict[str, Any]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same by another name
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Many[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
     def given(self) -> dict[str, Any]:
@@ -90,14 +90,14 @@ class NamedTool(Body):
 class ChatFields(ReplyFields):
     """Describes the body of a request for a reply in a conversation."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=-1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 

@@ -14,20 +14,28 @@ from starlette.responses import Response
 from vkmoe.generate.loop import Piece
 from vkmoe.llm import LLM
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import ReplyFields, read_body
+from vkmoe.server.fields import Many, ReplyFields, read_body
 from vkmoe.server.replies import Reply, merged, until_gone
-from vkmoe.server.service import PATIENCE, Service, finish_reason, new_id, timings, usage
+from vkmoe.server.service import (
+    MOST_PROMPTS,
+    PATIENCE,
+    Service,
+    finish_reason,
+    new_id,
+    timings,
+    usage,
+)
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
 
 __all__ = ["CompletionFields", "complete"]
 
-Tokens = list[int]
+Tokens = Many[int]
 
 
 class CompletionFields(ReplyFields):
     """Describes the body of a request for a completion."""
 
-    prompt: str | Tokens | list[str] | list[Tokens]
+    prompt: str | Tokens | Many[str] | Many[Tokens]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -58,6 +66,8 @@ def _prompts(asked: CompletionFields) -> list[str | Tokens]:
         raise ApiError(400, "the prompt is empty", param="prompt")
     if isinstance(prompt[0], int):
         return [prompt]
+    if len(prompt) > MOST_PROMPTS:  # before they are encoded
+        raise ApiError(400, f"at most {MOST_PROMPTS} prompts at once", param="prompt")
     return list(prompt)
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from vkmoe.errors import VkmoeError
 from vkmoe.server.errors import ApiError, api_error
-from vkmoe.server.fields import Body, read_body
+from vkmoe.server.fields import Body, Many, read_body
 from vkmoe.server.service import Service
 from vkmoe.server.sse import EventStream, event, json_bytes
 from vkmoe.view.experts import ExpertView
@@ -24,7 +24,7 @@ from vkmoe.view.experts import ExpertView
 __all__ = ["change_experts", "show_experts", "stream_experts", "why"]
 
 Result = TypeVar("Result")
-Key = Annotated[list[int], Field(min_length=2, max_length=2)]  # layer, expert
+Key = Annotated[Many[int], Field(min_length=2, max_length=2)]  # layer, expert
 
 MOST_RATE = 20  # events a second
 
@@ -32,8 +32,8 @@ MOST_RATE = 20  # events a second
 class _Changes(Body):
     slots: Annotated[int, Field(ge=0)] | None = None
     policy: Literal["lru", "slru", "lfru"] | None = None
-    pin: list[Key] | None = None
-    unpin: list[Key] | None = None
+    pin: Many[Key] | None = None
+    unpin: Many[Key] | None = None
 
 
 async def _between(service: Service, ask: Callable[[ExpertView], Result]) -> Result:

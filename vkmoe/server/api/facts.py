@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from vkmoe.server.api.chat import ChatFields
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Body, read_body
+from vkmoe.server.fields import Body, Many, read_body
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
 
@@ -34,7 +34,7 @@ class _Text(Body):
 
 
 class _Tokens(Body):
-    tokens: list[int]
+    tokens: Many[int]
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Body, ReplyFields, read_body
+from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import EventStream, event, json_bytes
@@ -23,7 +23,7 @@ __all__ = ["answer_message", "count_tokens"]
 
 class _Message(Body):
     role: Literal["user", "assistant", "system"]
-    content: str | list[dict[str, Any]]
+    content: str | Many[dict[str, Any]]
 
 
 class _Tool(Body):
@@ -50,9 +50,9 @@ class _Thinking(Body):
 
 
 class _CountFields(Body):
-    messages: Annotated[list[_Message], Field(min_length=1)]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[_Tool] | None = None
+    messages: Annotated[Many[_Message], Field(min_length=1)]
+    system: str | Many[dict[str, Any]] | None = None
+    tools: Many[_Tool] | None = None
     tool_choice: _Choice | None = None
     thinking: _Thinking | None = None
 
@@ -78,7 +78,7 @@ class _CountFields(Body):
 
 class _MessageFields(_CountFields, ReplyFields):
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: list[str] | None = None
+    stop_sequences: Many[str] | None = None
 
     def as_reply(self) -> ReplyFields:
         """Return what it says of the reply, in OpenAI's names."""

@@ -14,7 +14,7 @@ from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
 from vkmoe.server.api.chat import names_of_effort
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Body, ReplyFields, read_body
+from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
@@ -41,12 +41,12 @@ class _Named(Body):
 
 
 class _ResponseFields(ReplyFields):
-    input: str | list[dict[str, Any]]
+    input: str | Many[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: _TextFields | None = None
     reasoning: _Reasoning | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | _Named | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
