@@ -124,6 +124,15 @@ def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(server: Se
         (TEXT, {"prompt": "a", "temperature": -1}, "temperature"),
         (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop"),
         (TEXT, {"prompt": "a", "stream_options": []}, "stream_options"),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 1,
+                "messages": [{"role": "user", "content": "a"}],
+                "stop_sequences": ["x"] * 17,
+            },
+            "stop",
+        ),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
         (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role"),
@@ -180,6 +189,7 @@ HOSTILE = [
     b'{"messages": [1, 2]}',
     b'{"messages": [{"role": "user", "content": {"type": "text"}}]}',
     b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": [1]}',
+    b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": 1e999}}',
     b'{"content": 5}',
     b'{"tokens": [-1]}',
     b'{"tokens": [1e30]}',

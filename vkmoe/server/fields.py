@@ -7,6 +7,7 @@ are not known are left alone, as clients send many.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields, replace
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -124,7 +125,8 @@ class ReplyFields(Body):
 async def read_body(request: Request, model: type[Model]) -> Model:
     """Read the JSON body of a request. Raises ApiError that names what is wrong with it."""
     try:
-        value = json.loads(await request.body(), parse_constant=_refuse)
+        body = await request.body()
+        value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
@@ -148,3 +150,11 @@ def checked(model: type[Model], value: dict[str, Any]) -> Model:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(number: str) -> float:
+    """Read a number; one that is too large would be infinity, which no answer can give back."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number[:40]} is too large")
+    return value

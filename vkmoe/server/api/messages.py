@@ -13,7 +13,7 @@ from starlette.responses import Response
 from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Body, Many, ReplyFields, read_body
+from vkmoe.server.fields import Body, Many, ReplyFields, checked, read_body
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import EventStream, event, json_bytes
@@ -81,9 +81,9 @@ class _MessageFields(_CountFields, ReplyFields):
     stop_sequences: Many[str] | None = None
 
     def as_reply(self) -> ReplyFields:
-        """Return what it says of the reply, in OpenAI's names."""
+        """Return what it says of the reply, in OpenAI's names. Raises ApiError."""
         given = self.model_dump(include=set(ReplyFields.model_fields) - {"stop", "n"})
-        return ReplyFields(**given, stop=self.stop_sequences)
+        return checked(ReplyFields, {**given, "stop": self.stop_sequences})
 
 
 def _text(content: Any, param: str = "messages") -> str:
