@@ -83,6 +83,28 @@ def test_a_stream_has_the_same_text_under_one_id(
     assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "asked before"
 
 
+def test_a_stream_has_the_likelihoods_of_text_that_is_held_back(
+    server: Served, texts: dict[str, str]
+) -> None:
+    """What may become a stop text waits for the tokens behind it; its figures do not get lost."""
+    body = asked(PROMPTS[0], logprobs=1, stop=[texts[PROMPTS[0]][:-1] + "\0"])
+    whole = server.post("/v1/completions", body).json()["choices"][0]
+    chunks = events(server, "/v1/completions", body)
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(part["text"] for part in parts) == whole["text"]
+    for name, figures in whole["logprobs"].items():
+        assert [each for part in parts for each in part["logprobs"][name]] == figures
+
+
+def test_a_stream_of_an_empty_reply_has_what_is_echoed(
+    server: Served, texts: dict[str, str]
+) -> None:
+    body = asked(PROMPTS[0], echo=True, stop=[texts[PROMPTS[0]][0]])
+    whole = server.post("/v1/completions", body).json()["choices"][0]["text"]
+    chunks = events(server, "/v1/completions", body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole != ""
+
+
 def test_replies_beside_others_are_those_alone(server: Served, texts: dict[str, str]) -> None:
     """Eight clients, of which some leave in the middle; then the engine is idle."""
     order = [random.Random(i).choice(PROMPTS) for i in range(64)]

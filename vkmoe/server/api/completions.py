@@ -109,18 +109,25 @@ class _Answer:
         async for index, news in merged(self._replies, PATIENCE):
             if news.is_silent:
                 yield COMMENT
-            elif any(piece.text for piece in news.pieces):
+            elif self._says_more(news.pieces):
                 choice = self._choice(index, news.pieces, index not in begun)
                 begun.add(index)
                 yield event({**self._base, "choices": [{**choice, "finish_reason": None}]})
         for index, reply in enumerate(self._replies):
-            ended = {**self._choice(index, [], False), "finish_reason": finish_reason(reply)}
+            is_first = index not in begun  # with nothing to say, but what is echoed
+            ended = {**self._choice(index, [], is_first), "finish_reason": finish_reason(reply)}
             is_last = index + 1 == len(self._replies)
             more = {"timings": timings(reply.statistics)} if is_last else {}
             yield event({**self._base, "choices": [ended], **more})
         if self._asked.with_usage:
             yield event({**self._base, "choices": [], "usage": self._usage()})
         yield event("[DONE]")
+
+    def _says_more(self, pieces: Sequence[Piece]) -> bool:
+        """Say whether an event has anything of these: a text, or how likely the tokens are."""
+        return bool(pieces) and (
+            self._asked.logprobs is not None or any(piece.text for piece in pieces)
+        )
 
     def _choice(self, index: int, pieces: Sequence[Piece], is_first: bool) -> dict[str, Any]:
         """Return a choice with these pieces of a reply, behind its prompt where that is echoed."""
