@@ -100,15 +100,22 @@ class SamplingConfig:
         1.0,
         "Divide the logits of recent tokens by this (multiply negative ones); 1 is off.",
         minimum=0.01,
+        maximum=100,
     )
     repeat_last_n: int = option(
         64, "How many recent tokens the penalties look at; -1 means all.", minimum=-1
     )
     presence_penalty: float = option(
-        0.0, "Subtract this from the logit of every recent token once."
+        0.0,
+        "Subtract this from the logit of every recent token once.",
+        minimum=-100,
+        maximum=100,
     )
     frequency_penalty: float = option(
-        0.0, "Subtract this from the logit of a recent token for each time it occurred."
+        0.0,
+        "Subtract this from the logit of a recent token for each time it occurred.",
+        minimum=-100,
+        maximum=100,
     )
     seed: int | None = option(
         None, "Seed of the random draw. Default: a random one, printed at the end.", minimum=0

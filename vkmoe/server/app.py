@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,12 +23,23 @@ from vkmoe.server.api.messages import answer_message, count_tokens
 from vkmoe.server.api.responses import answer_response
 from vkmoe.server.errors import ApiError
 from vkmoe.server.guard import Guard, error_response
+from vkmoe.server.openapi import JSON, described, document
 from vkmoe.server.replies import ClientGone
 from vkmoe.server.service import Service
+from vkmoe.server.sse import json_bytes
 
 __all__ = ["make_app"]
 
 Answer = Callable[[Service, Request], Awaitable[Response]]
+
+
+@described(dict[str, Any], statuses=())
+async def show_document(service: Service, request: Request) -> Response:
+    """Describe all of these answers in the form of OpenAPI."""
+    from vkmoe import __version__
+
+    return Response(json_bytes(document(_ANSWERS, __version__)), media_type=JSON)
+
 
 _ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/health", facts.health),
@@ -50,6 +62,7 @@ _ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/props", facts.props),
     ("GET", "/slots", facts.slots),
     ("GET", "/metrics", facts.metrics),
+    ("GET", "/openapi.json", show_document),
 )
 # Of APIs that clients may expect here, what vkmoe does not do.
 _NOT_THERE = (

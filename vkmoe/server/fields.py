@@ -18,7 +18,7 @@ from starlette.requests import Request
 from vkmoe.config import SamplingConfig
 from vkmoe.server.errors import ApiError
 
-__all__ = ["Body", "Many", "ReplyFields", "StreamOptions", "checked", "read_body"]
+__all__ = ["Body", "Many", "ReplyFields", "StreamOptions", "checked", "read_body", "read_query"]
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # as a key of JSON
@@ -61,10 +61,10 @@ class ReplyFields(Body):
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[Number, Field(ge=0.01)] | None = None
+    repeat_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
+    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     logit_bias: dict[TokenId, Annotated[Number, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
     return_progress: bool | None = None
@@ -135,10 +135,18 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     return checked(model, value)
 
 
-def checked(model: type[Model], value: dict[str, Any]) -> Model:
-    """Check the fields of an object. Raises ApiError for the first that is wrong."""
+def read_query(request: Request, model: type[Model]) -> Model:
+    """Read the query of a request. Raises ApiError that names what is wrong with it."""
+    return checked(model, dict(request.query_params), is_text=True)
+
+
+def checked(model: type[Model], value: dict[str, Any], is_text: bool = False) -> Model:
+    """Check the fields of an object. Raises ApiError for the first that is wrong.
+
+    With `is_text` all of them are texts, which numbers are read from.
+    """
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, strict=not is_text)
     except (ValidationError, RecursionError) as error:
         if isinstance(error, RecursionError):
             raise ApiError(400, "the body is nested too deeply") from None

@@ -20,8 +20,10 @@ from vkmoe.generate.tools import (
     ToolCallBegin,
 )
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
+from vkmoe.server.api.shapes import ChatShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
+from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import News, Reply, merged, until_gone
 from vkmoe.server.service import PATIENCE, Service, finish_reason, new_id, timings, usage
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
@@ -134,6 +136,7 @@ class ChatFields(ReplyFields):
         )
 
 
+@described(ChatShape, body=ChatFields, media_types=(JSON, EVENTS), statuses=(500, 503))
 async def answer_chat(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a reply in a conversation."""
     asked = await read_body(request, ChatFields)

@@ -13,8 +13,10 @@ from starlette.responses import Response
 
 from vkmoe.generate.loop import Piece
 from vkmoe.llm import LLM
+from vkmoe.server.api.shapes import CompletionShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Many, ReplyFields, read_body
+from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import Reply, merged, until_gone
 from vkmoe.server.service import (
     MOST_PROMPTS,
@@ -40,6 +42,7 @@ class CompletionFields(ReplyFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
+@described(CompletionShape, body=CompletionFields, media_types=(JSON, EVENTS), statuses=(500, 503))
 async def complete(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a completion."""
     asked = await read_body(request, CompletionFields)

@@ -15,8 +15,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from vkmoe.errors import VkmoeError
-from vkmoe.server.errors import ApiError, api_error
-from vkmoe.server.fields import Body, Many, read_body
+from vkmoe.server.errors import api_error
+from vkmoe.server.fields import Body, Many, read_body, read_query
+from vkmoe.server.openapi import EVENTS, described
 from vkmoe.server.service import Service
 from vkmoe.server.sse import EventStream, event, json_bytes
 from vkmoe.view.experts import ExpertView
@@ -27,6 +28,10 @@ Result = TypeVar("Result")
 Key = Annotated[Many[int], Field(min_length=2, max_length=2)]  # layer, expert
 
 MOST_RATE = 20  # events a second
+
+
+class _Pace(Body):
+    rate: Annotated[int, Field(ge=1, le=MOST_RATE)] = 10  # events a second
 
 
 class _Changes(Body):
@@ -50,11 +55,13 @@ def _json(value: Any) -> Response:
     return Response(json_bytes(value), media_type="application/json")
 
 
+@described(dict[str, Any])
 async def show_experts(service: Service, request: HttpRequest) -> Response:
     """Show where each expert is, how hot, and how often it was found."""
     return _json(await _between(service, lambda view: view.snapshot()))
 
 
+@described(dict[str, Any], body=_Changes)
 async def change_experts(service: Service, request: HttpRequest) -> Response:
     """Change slots, policy or pins; the text never changes."""
     asked = await read_body(request, _Changes)
@@ -66,18 +73,18 @@ async def change_experts(service: Service, request: HttpRequest) -> Response:
     )
 
 
+@described(dict[str, Any])
 async def why(service: Service, request: HttpRequest) -> Response:
     """Say where the time of the last tokens went."""
     return _json(await _between(service, lambda view: view.why()))
 
 
+@described(str, query=_Pace, media_types=(EVENTS,))
 async def stream_experts(service: Service, request: HttpRequest) -> Response:
     """Send a snapshot, then what changes, up to `rate` times a second (20 at most)."""
-    text = request.query_params.get("rate", "10")
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:4]) <= MOST_RATE):
-        raise ApiError(400, f"rate is 1 to {MOST_RATE} events a second", param="rate")
+    rate = read_query(request, _Pace).rate
     first = await _between(service, lambda view: view.snapshot())
-    return EventStream(_changes(service, first, 1 / int(text[:4])), named_errors=True)
+    return EventStream(_changes(service, first, 1 / rate), named_errors=True)
 
 
 async def _changes(service: Service, first: dict[str, Any], seconds: float) -> AsyncIterator[bytes]:

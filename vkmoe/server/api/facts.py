@@ -8,8 +8,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from vkmoe.server.api.chat import ChatFields
+from vkmoe.server.api.shapes import (
+    HealthShape,
+    ModelShape,
+    ModelsShape,
+    PromptShape,
+    SlotShape,
+    TextShape,
+    TokensShape,
+)
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, read_body
+from vkmoe.server.openapi import described
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
 
@@ -41,6 +51,7 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(json_bytes(value), status, media_type="application/json")
 
 
+@described(HealthShape)
 async def health(service: Service, request: HttpRequest) -> Response:
     """Say whether the model is there."""
     _ = service.engine.llm
@@ -59,11 +70,13 @@ def _model(service: Service) -> dict[str, Any]:
     return {**model, "owned_by": "vkmoe", "meta": meta}
 
 
+@described(ModelsShape)
 async def models(service: Service, request: HttpRequest) -> Response:
     """List the one model."""
     return _json({"object": "list", "data": [_model(service)]})
 
 
+@described(ModelShape, statuses=(404, 503))
 async def one_model(service: Service, request: HttpRequest) -> Response:
     """Describe the model by its name."""
     name = request.path_params["name"]
@@ -72,6 +85,7 @@ async def one_model(service: Service, request: HttpRequest) -> Response:
     return _json(_model(service))
 
 
+@described(TokensShape, body=_Text)
 async def tokenize(service: Service, request: HttpRequest) -> Response:
     """Turn a text into token ids."""
     asked, tokenizer = await read_body(request, _Text), service.engine.llm.tokenizer
@@ -85,6 +99,7 @@ async def tokenize(service: Service, request: HttpRequest) -> Response:
     return _json({"tokens": [{"id": i, "piece": t} for i, t in zip(ids, texts, strict=True)]})
 
 
+@described(TextShape, body=_Tokens)
 async def detokenize(service: Service, request: HttpRequest) -> Response:
     """Turn token ids into a text."""
     asked, tokenizer = await read_body(request, _Tokens), service.engine.llm.tokenizer
@@ -93,6 +108,7 @@ async def detokenize(service: Service, request: HttpRequest) -> Response:
     return _json({"content": tokenizer.decode(asked.tokens)})
 
 
+@described(PromptShape, body=ChatFields)
 async def apply_template(service: Service, request: HttpRequest) -> Response:
     """Write a conversation as the prompt that it becomes."""
     asked, llm = await read_body(request, ChatFields), service.engine.llm
@@ -101,6 +117,7 @@ async def apply_template(service: Service, request: HttpRequest) -> Response:
     return _json({"prompt": prompt})
 
 
+@described(dict[str, Any])
 async def props(service: Service, request: HttpRequest) -> Response:
     """Describe the server, as llama-server does."""
     llm, given = service.engine.llm, service.sampling
@@ -128,6 +145,7 @@ async def props(service: Service, request: HttpRequest) -> Response:
     )
 
 
+@described(list[SlotShape])
 async def slots(service: Service, request: HttpRequest) -> Response:
     """List the sequences that the KV caches hold, and what runs in them."""
     llm = service.engine.llm
@@ -146,6 +164,7 @@ async def slots(service: Service, request: HttpRequest) -> Response:
     return _json(found)
 
 
+@described(str, media_types=("text/plain",), statuses=())
 async def metrics(service: Service, request: HttpRequest) -> Response:
     """Write the counts for Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

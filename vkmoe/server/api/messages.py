@@ -12,8 +12,10 @@ from starlette.responses import Response
 
 from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
+from vkmoe.server.api.shapes import InputTokensShape, MessageShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, checked, read_body
+from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import EventStream, event, json_bytes
@@ -129,6 +131,7 @@ def _given(message: _Message) -> list[dict[str, Any]]:
     return results + ([] if is_empty and results else [found])
 
 
+@described(InputTokensShape, body=_CountFields)
 async def count_tokens(service: Service, request: HttpRequest) -> Response:
     """Count the tokens that a conversation has as a prompt."""
     asked = await read_body(request, _CountFields)
@@ -138,6 +141,7 @@ async def count_tokens(service: Service, request: HttpRequest) -> Response:
     return Response(json_bytes({"input_tokens": len(ids)}), media_type="application/json")
 
 
+@described(MessageShape, body=_MessageFields, media_types=(JSON, EVENTS), statuses=(500, 503))
 async def answer_message(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a message."""
     asked = await read_body(request, _MessageFields)

@@ -13,8 +13,10 @@ from starlette.responses import Response
 from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
 from vkmoe.server.api.chat import names_of_effort
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
+from vkmoe.server.api.shapes import ResponseShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
+from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
@@ -136,6 +138,7 @@ def _text(content: Any, index: int) -> str:
     return "".join(map(str, texts))
 
 
+@described(ResponseShape, body=_ResponseFields, media_types=(JSON, EVENTS), statuses=(500, 503))
 async def answer_response(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a response."""
     asked = await read_body(request, _ResponseFields)

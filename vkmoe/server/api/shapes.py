@@ -1,0 +1,182 @@
+"""Describes what answers hold, for /openapi.json: the names that clients may rely on.
+
+Answers may hold more than is named here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict  # which pydantic wants before Python 3.12
+
+__all__ = [
+    "ChatShape",
+    "CompletionShape",
+    "ErrorShape",
+    "HealthShape",
+    "InputTokensShape",
+    "MessageShape",
+    "ModelShape",
+    "ModelsShape",
+    "PromptShape",
+    "ResponseShape",
+    "SlotShape",
+    "TextShape",
+    "TokensShape",
+]
+
+Object = dict[str, Any]
+
+
+class _Problem(TypedDict):
+    message: str
+    type: str
+    code: NotRequired[str | None]
+    param: NotRequired[str | None]
+
+
+class ErrorShape(TypedDict):
+    """Says why a request has no answer."""
+
+    error: _Problem
+
+
+class HealthShape(TypedDict):
+    """Says that the model is there."""
+
+    status: Literal["ok"]
+
+
+class ModelShape(TypedDict):
+    """Describes a model."""
+
+    id: str
+    object: Literal["model"]
+    created: int  # seconds since 1970
+    owned_by: str
+    meta: Object
+
+
+class ModelsShape(TypedDict):
+    """Lists models."""
+
+    object: Literal["list"]
+    data: list[ModelShape]
+
+
+class _Piece(TypedDict):
+    id: int
+    piece: str
+
+
+class TokensShape(TypedDict):
+    """Holds the tokens of a text."""
+
+    tokens: list[int] | list[_Piece]
+
+
+class TextShape(TypedDict):
+    """Holds the text of tokens."""
+
+    content: str
+
+
+class PromptShape(TypedDict):
+    """Holds the prompt that a conversation becomes."""
+
+    prompt: str
+
+
+class InputTokensShape(TypedDict):
+    """Counts the tokens of a conversation."""
+
+    input_tokens: int
+
+
+class SlotShape(TypedDict):
+    """Describes a region of the KV caches."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    n_prompt_tokens: NotRequired[int]
+    n_prompt_tokens_processed: NotRequired[int]
+    n_prompt_tokens_cache: NotRequired[int]
+    n_decoded: NotRequired[int]
+
+
+class _Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: Object
+
+
+class _Completed(TypedDict):
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    usage: _Usage
+    timings: Object
+
+
+class _CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: Object | None
+    finish_reason: Literal["stop", "length"]
+
+
+class CompletionShape(_Completed):
+    """Holds texts that go on from prompts."""
+
+    object: Literal["text_completion"]
+    choices: list[_CompletionChoice]
+
+
+class _ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[Object]]
+
+
+class _ChatChoice(TypedDict):
+    index: int
+    message: _ChatMessage
+    logprobs: Object | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatShape(_Completed):
+    """Holds replies in a conversation."""
+
+    object: Literal["chat.completion"]
+    choices: list[_ChatChoice]
+
+
+class ResponseShape(TypedDict):
+    """Holds a response: items of text, thought and calls."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int  # seconds since 1970
+    model: str
+    status: Literal["completed", "incomplete", "in_progress"]
+    output: list[Object]
+    usage: Object | None
+    incomplete_details: Object | None
+
+
+class MessageShape(TypedDict):
+    """Holds a message: blocks of text, thought and uses of tools."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Object]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: dict[str, int]
