@@ -13,6 +13,7 @@ __all__ = [
     "NoDriverError",
     "OutOfMemoryError",
     "PromptError",
+    "ServerError",
     "UnsupportedModelError",
     "UsageError",
     "VkmoeError",
@@ -45,6 +46,10 @@ class UnsupportedModelError(VkmoeError):
 
 class PromptError(VkmoeError):
     """Says that a prompt cannot be used: it is empty, not text, or longer than the context."""
+
+
+class ServerError(VkmoeError):
+    """Says that a server gives no reply: it does not answer, refuses, or its stream broke off."""
 
 
 class GpuError(VkmoeError):

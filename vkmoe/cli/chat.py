@@ -1,12 +1,16 @@
-"""This module is `vkmoe chat`: a conversation through the model's own chat template."""
+"""This module is `vkmoe chat`: a conversation with a model here, or with one that a server runs.
+
+The loop and what is shown are the same for both; the server's side is the subject of remote.py.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -22,11 +26,15 @@ from vkmoe.cli.options import (
     Verbose,
     chosen_model,
     config_options,
+    is_given,
+    is_typed,
     option,
 )
+from vkmoe.cli.remote import RemoteModel
 from vkmoe.config import EngineConfig, SamplingConfig
-from vkmoe.errors import PromptError, UsageError
+from vkmoe.errors import PromptError, ServerError, UsageError
 from vkmoe.generate.prompts import RESERVED
+from vkmoe.option_fields import flags_of, long_flag
 
 if TYPE_CHECKING:
     from vkmoe.generate.tools import ReplyEvent
@@ -50,6 +58,18 @@ def chat(
             help="Names for the chat template, such as '{\"enable_thinking\": false}' for Qwen3.",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        option(
+            "--server",
+            metavar="URL",
+            help="Talk with the model of a running `vkmoe serve`, or of another server with "
+            "/v1/chat/completions; none is loaded here.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None, option("--api-key", metavar="KEY", help="The key that --server asks for.")
+    ] = None,
     max_tokens: MaxTokens = -1,
     stop: Stop = None,
     ignore_eos: IgnoreEos = False,
@@ -60,16 +80,48 @@ def chat(
 ) -> None:
     """Talk with a model. /clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops a reply.
 
-    What gpt-oss thinks before it answers goes to stderr; --quiet hides it.
+    What models think before they answer goes to stderr, as far as that can be read out of their
+    text; --quiet hides it.
     """
-    chosen = chosen_model(context, positional, model)
     names = template_names(chat_template_kwargs)
     limits = reply_limits(max_tokens, stop, ignore_eos)
+    if server is not None and not _is_local(context, server):
+        if verbose and quiet:
+            raise UsageError("--verbose and --quiet contradict each other", "give one of them")
+        values = {**vars(sampling), **limits, "chat_template_kwargs": names}
+        remote = RemoteModel(server, api_key, _options(context, values), quiet)
+        _talk(Conversation(remote, system, quiet), verbose)
+        return
+    if api_key is not None and is_typed(context, "api_key"):
+        raise UsageError("--api-key is for --server", "name the server: --server URL")
+    chosen = chosen_model(context, positional, model)
     with opened(chosen, engine, verbose, quiet) as llm:
-        talk = Conversation(llm, system, names, sampling, limits, quiet)
-        if not quiet:
-            note("/clear begins anew, /exit ends, Ctrl-C stops a reply")
-        _loop(talk, shows_statistics=verbose)
+        _talk(Conversation(LocalModel(llm, names, sampling, limits, quiet), system, quiet), verbose)
+
+
+def _is_local(context: typer.Context, server: str) -> bool:
+    """Say whether what is typed asks for a model here, against a variable that names a server.
+
+    Raises UsageError where both are typed.
+    """
+    flags = {item.name: long_flag(flags_of(item), True) for item in fields(EngineConfig)}
+    flags |= {"positional": "MODEL", "model": "--model"}
+    typed = [flag for name, flag in flags.items() if is_typed(context, name)]
+    if typed and is_typed(context, "server"):
+        raise UsageError(
+            f"--server and {typed[0]} contradict each other",
+            "the server has its own model and options: leave one of them out",
+        )
+    return bool(typed)
+
+
+def _options(context: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request for the options that were given, in OpenAI's names."""
+    given = {name: value for name, value in values.items() if is_given(context, name)}
+    given = {name: value for name, value in given.items() if value is not None}
+    if "temp" in given:
+        given["temperature"] = given.pop("temp")
+    return given
 
 
 def template_names(text: str | None) -> dict[str, Any]:
@@ -87,21 +139,68 @@ def template_names(text: str | None) -> dict[str, Any]:
     return names
 
 
+class ReplyModel(Protocol):
+    """Describes what a conversation is led with."""
+
+    def reply(self, messages: list[dict[str, str]]) -> Generator[ReplyEvent, None, None]:
+        """Yield the reply to these messages, event by event; closed early, it ends.
+
+        Raises PromptError and ServerError where there is none.
+        """
+
+    def note_statistics(self) -> None:
+        """Write what the last reply took to stderr."""
+
+
+class LocalModel:
+    """Gives the replies of a model that is loaded here."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        names: dict[str, Any],
+        sampling: SamplingConfig,
+        limits: dict[str, Any],
+        quiet: bool,
+    ) -> None:
+        """Take `names` for the template. Raises UnsupportedModelError where there is none."""
+        self._llm, self._names, self._quiet = llm, names, quiet
+        self._sampling, self._limits = sampling, limits
+        self._template = llm.chat_template
+
+    def reply(self, messages: list[dict[str, str]]) -> Generator[ReplyEvent, None, None]:
+        """Yield the reply to these messages. Raises PromptError."""
+        from vkmoe.generate.tools import ReplyParser, ToolFamily
+
+        tokenizer = self._llm.tokenizer
+        # Other models show their thoughts as they write them.
+        parser = ReplyParser(ToolFamily("harmony" if tokenizer.has_channels else "none"))
+        prompt = self._template.render(messages, **self._names)
+        ids = tokenizer.encode(prompt, add_special=False)
+        has_blank = tokenizer.adds_space  # before its first word, not to be shown
+        for piece in watched(self._llm, ids, self._sampling, self._limits, self._quiet):
+            text = piece.text.removeprefix(" ") if has_blank else piece.text
+            has_blank = has_blank and not piece.text
+            yield from parser.feed(text)
+        yield from parser.finish()
+
+    def note_statistics(self) -> None:
+        """Write what the last reply took to stderr."""
+        if (statistics := self._llm.last_statistics) is not None:
+            note_statistics(self._llm, statistics.finish_reason)
+
+
 @dataclass
 class Conversation:
-    """Holds the messages so far, and gives one reply after the other."""
+    """Holds the messages so far, and shows one reply after the other."""
 
-    llm: LLM
+    model: ReplyModel
     system: str | None
-    names: dict[str, Any]
-    sampling: SamplingConfig
-    limits: dict[str, Any]
-    quiet: bool = False  # neither thoughts nor progress on stderr
+    quiet: bool = False  # no thoughts on stderr
     messages: list[dict[str, str]] = field(default_factory=list)
     _thinks: bool = False  # stderr shows the thoughts of a reply
 
     def __post_init__(self) -> None:
-        self.template = self.llm.chat_template  # complains now if there is none
         self.clear()
 
     def clear(self) -> None:
@@ -116,53 +215,47 @@ class Conversation:
     def reply(self, text: str) -> None:
         """Answer one message on stdout; Ctrl-C keeps what was answered so far.
 
-        Raises PromptError, with the message taken back, when it cannot be answered.
+        Raises PromptError and ServerError, with the message taken back, when it cannot be answered.
         """
-        from vkmoe.generate.tools import ReplyParser, ToolFamily
-
         self._add("user", text)
-        # Other models show their thoughts as they write them.
-        parser = ReplyParser(ToolFamily("harmony" if self.llm.tokenizer.has_channels else "none"))
         answer: list[str] = []
         self._thinks = False
         try:
-            prompt = self.template.render(self.messages, **self.names)
-            ids = self.llm.tokenizer.encode(prompt, add_special=False)
-            has_blank = self.llm.tokenizer.adds_space  # before its first word, not to be shown
-            for piece in watched(self.llm, ids, self.sampling, self.limits, self.quiet):
-                text = piece.text.removeprefix(" ") if has_blank else piece.text
-                has_blank = has_blank and not piece.text
-                answer += self._show(parser.feed(text))
-            answer += self._show(parser.finish())
+            with closing(self.model.reply(self.messages)) as events:
+                for event in events:
+                    self._show(event, answer)
         except KeyboardInterrupt:
             note(" [stopped]")
-        except PromptError:
+        except (PromptError, ServerError):
             self.messages.pop()
+            if answer or self._thinks:
+                typer.echo(err=not answer)  # the error has a line of its own
             raise
         typer.echo()
         self._add("assistant", "".join(answer))
 
-    def _show(self, events: Sequence[ReplyEvent]) -> list[str]:
-        """Write the answer to stdout and thoughts to stderr. Returns what was answered."""
+    def _show(self, event: ReplyEvent, answer: list[str]) -> None:
+        """Write a part of the answer to stdout, a thought to stderr. Mutates `answer`."""
         from vkmoe.generate.tools import Content, Thought
 
-        for event in events:
-            if isinstance(event, Content):
-                if self._thinks:
-                    sys.stderr.write("\n\n")  # a line between thoughts and answer
-                    sys.stderr.flush()
-                self._thinks = False
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
-            elif isinstance(event, Thought) and not self.quiet:
-                self._thinks = True
-                sys.stderr.write(event.text)
+        if isinstance(event, Content):
+            if self._thinks:
+                sys.stderr.write("\n\n")  # a line between thoughts and answer
                 sys.stderr.flush()
-        return [event.text for event in events if isinstance(event, Content)]
+            self._thinks = False
+            answer.append(event.text)  # first: Ctrl-C may come as soon as it is written
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+        elif isinstance(event, Thought) and not self.quiet:
+            self._thinks = True
+            sys.stderr.write(event.text)
+            sys.stderr.flush()
 
 
-def _loop(talk: Conversation, shows_statistics: bool) -> None:
+def _talk(talk: Conversation, shows_statistics: bool) -> None:
     """Read messages until /exit or the end of the input."""
+    if not talk.quiet:
+        note("/clear begins anew, /exit ends, Ctrl-C stops a reply")
     while (text := _next_message()) is not None:
         command = text.strip()
         if command == "/exit":
@@ -175,11 +268,11 @@ def _loop(talk: Conversation, shows_statistics: bool) -> None:
         elif command:
             try:
                 talk.reply(text)
-            except PromptError as error:
+            except (PromptError, ServerError) as error:
                 note(f"error: {error}")
                 note(f"hint: {error.hint or 'try /clear'}")
-            if shows_statistics and (statistics := talk.llm.last_statistics) is not None:
-                note_statistics(talk.llm, statistics.finish_reason)
+            if shows_statistics:
+                talk.model.note_statistics()
 
 
 def _next_message() -> str | None:

@@ -41,6 +41,7 @@ __all__ = [
     "check_plot",
     "chosen_model",
     "config_options",
+    "is_given",
     "is_typed",
     "option",
     "prompt_source",
@@ -103,6 +104,12 @@ def is_typed(context: typer.Context, name: str) -> bool:
     """Return whether a parameter was given on the command line, not by its variable."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether a parameter was given at all, on the command line or by its variable."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
 
 
 def _stop_strings(context: typer.Context, stop: list[str]) -> list[str]:
