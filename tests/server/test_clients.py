@@ -5,6 +5,7 @@ writes as Qwen does: its template and marks on the demo model, which can be made
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -214,6 +215,63 @@ def test_errors_are_those_that_clients_know(calling: Served, client: openai.Open
         with wrong, pytest.raises(openai.AuthenticationError):
             wrong.models.list()
         locked.wait()
+
+
+def refused(error: pytest.ExceptionInfo[Any], kind: str) -> str:
+    """The message of an error that has Anthropic's form."""
+    body = error.value.body
+    assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
+    assert set(body["error"]) == {"type", "message"} and body["error"]["type"] == kind
+    assert body["request_id"].startswith("req_")
+    return str(body["error"]["message"])
+
+
+def test_errors_of_messages_are_those_of_anthropic(
+    calling: Served, claude: anthropic.Anthropic
+) -> None:
+    common: Any = {"model": "demo", "messages": ASK}
+    with pytest.raises(anthropic.BadRequestError) as error:
+        claude.messages.create(**common, max_tokens=0)
+    assert refused(error, "invalid_request_error").startswith("max_tokens: ")
+    assert error.value.request_id == error.value.body["request_id"]
+    with pytest.raises(anthropic.BadRequestError) as error:
+        claude.messages.count_tokens(model="demo", messages=[])
+    refused(error, "invalid_request_error")
+    with pytest.raises(anthropic.NotFoundError) as error:
+        claude.post("/v1/messages/batches", cast_to=object, body={})
+    refused(error, "not_found_error")
+    large = calling.client.post("/v1/messages", content=iter([b" " * (1 << 20)] * 33))
+    assert large.status_code == 413 and large.json()["error"]["type"] == "request_too_large"
+    with serving(api_keys=("right",)) as locked:
+        made = anthropic.Anthropic(base_url=locked.address, api_key="wrong", max_retries=0)
+        with made as client, pytest.raises(anthropic.AuthenticationError) as error:
+            client.messages.create(**common, max_tokens=1)
+        assert refused(error, "authentication_error") == "Invalid API Key"
+        locked.wait()
+
+
+def test_a_server_without_its_model_is_overloaded_to_anthropic() -> None:
+    may_load = threading.Event()
+
+    def load() -> LLM:
+        may_load.wait(60)
+        return with_template()
+
+    with serving(load, timeout=0.2) as served:
+        made = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
+        common: Any = {"model": "demo", "messages": ASK, "max_tokens": 900}
+        with made as client:
+            with pytest.raises(anthropic.InternalServerError) as error:
+                client.messages.create(**common)
+            assert error.value.status_code == 503
+            assert refused(error, "overloaded_error") == "Loading model"
+            may_load.set()
+            served.wait()
+            common["extra_body"] = {"ignore_eos": True}
+            streamed = client.messages.stream(**common)
+            with pytest.raises(anthropic.APIStatusError) as error, streamed as stream:
+                list(stream)  # the error is an event
+            assert refused(error, "overloaded_error").startswith("the reply took too long")
 
 
 def test_a_client_that_leaves_ends_its_reply(calling: Served, client: openai.OpenAI) -> None:

@@ -126,7 +126,7 @@ async def _not_there(request: Request) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _no_answer(request: Request, error: Exception) -> Response:
@@ -137,7 +137,7 @@ async def _no_answer(request: Request, error: Exception) -> Response:
     refused = ApiError(error.status_code, message, kind="invalid_request_error")
     if error.status_code == 404:
         refused.error["type"] = "not_found_error"
-    answer = error_response(refused)
+    answer = error_response(refused, request.url.path)
     answer.headers.update(error.headers or {})
     return answer
 
@@ -149,4 +149,5 @@ async def _gone(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer for a bug of ours; the log has it."""
     log.error("internal error in %s", request.url.path, exc_info=error)
-    return error_response(ApiError(500, f"internal error, {type(error).__name__}"))
+    refused = ApiError(500, f"internal error, {type(error).__name__}")
+    return error_response(refused, request.url.path)

@@ -1,7 +1,8 @@
-"""This module says what went wrong with a request, in the form in which OpenAI's API does."""
+"""This module says what went wrong with a request, in the form of OpenAI's API or Anthropic's."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from vkmoe.errors import PromptError, UnsupportedModelError, UsageError, VkmoeError
@@ -18,6 +19,16 @@ _TYPES = {
     500: "server_error",
     501: "not_supported_error",
     503: "unavailable_error",
+}
+_ANTHROPIC = "/v1/messages"  # and what is below: paths of Anthropic's API
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    503: "overloaded_error",
 }
 
 
@@ -46,9 +57,13 @@ class ApiError(Exception):
             **more,
         }
 
-    @property
-    def body(self) -> dict[str, Any]:
-        return {"error": self.error}
+    def body(self, path: str) -> dict[str, Any]:
+        """Return what a client of the API that has this path is sent."""
+        if not (path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/")):
+            return {"error": self.error}
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+        error = {"type": kind, "message": self.error["message"]}
+        return {"type": "error", "error": error, "request_id": f"req_{secrets.token_hex(12)}"}
 
     @property
     def headers(self) -> dict[str, str]:

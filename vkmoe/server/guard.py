@@ -25,10 +25,11 @@ _METHODS = "GET, POST, PATCH, OPTIONS"
 _MOST_BODY = 32 << 20  # bytes
 
 
-def error_response(error: ApiError) -> Response:
-    """Make the answer that says what went wrong."""
-    body = json_bytes(error.body)
-    return Response(body, error.status, error.headers, media_type="application/json")
+def error_response(error: ApiError, path: str) -> Response:
+    """Make the answer that says what went wrong with a request for this path."""
+    body = error.body(path)
+    headers = error.headers | ({"Request-Id": body["request_id"]} if "request_id" in body else {})
+    return Response(json_bytes(body), error.status, headers, media_type="application/json")
 
 
 class Guard:
@@ -68,7 +69,7 @@ class Guard:
                 await self._app(scope, self._limited(receive), _with_origin(send, origin))
                 return
         except ApiError as error:
-            answer = error_response(error)
+            answer = error_response(error, scope["path"])
             origin = origin if error.status != 403 else None
         await answer(scope, receive, _with_origin(send, origin))
 

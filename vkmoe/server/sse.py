@@ -59,7 +59,7 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             await send(start)
-            await until_gone(Request(scope, receive), self._send_all(send))
+            await until_gone(Request(scope, receive), self._send_all(send, scope["path"]))
         except (ClientGone, OSError):
             return
         finally:
@@ -67,11 +67,11 @@ class EventStream(Response):
                 reply.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, path: str) -> None:
         async with aclosing(self._events) as events:  # type: ignore[type-var]
             try:
                 async for data in events:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except ApiError as error:
-                data = event(error.body, self._error_name)
+                data = event(error.body(path), self._error_name)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
