@@ -230,10 +230,12 @@ def test_errors_of_messages_are_those_of_anthropic(
     calling: Served, claude: anthropic.Anthropic
 ) -> None:
     common: Any = {"model": "demo", "messages": ASK}
+    error: pytest.ExceptionInfo[Any]
     with pytest.raises(anthropic.BadRequestError) as error:
         claude.messages.create(**common, max_tokens=0)
     assert refused(error, "invalid_request_error").startswith("max_tokens: ")
-    assert error.value.request_id == error.value.body["request_id"]
+    body: Any = error.value.body
+    assert error.value.request_id == body["request_id"]
     with pytest.raises(anthropic.BadRequestError) as error:
         claude.messages.count_tokens(model="demo", messages=[])
     refused(error, "invalid_request_error")
@@ -260,6 +262,7 @@ def test_a_server_without_its_model_is_overloaded_to_anthropic() -> None:
     with serving(load, timeout=0.2) as served:
         made = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
         common: Any = {"model": "demo", "messages": ASK, "max_tokens": 900}
+        error: pytest.ExceptionInfo[Any]
         with made as client:
             with pytest.raises(anthropic.InternalServerError) as error:
                 client.messages.create(**common)

@@ -97,3 +97,33 @@ def test_where_nothing_moves_a_change_says_why(server: Served) -> None:
     answer = server.client.patch("/experts", json={"slots": 4})
     assert answer.status_code == 400 and "expert" in answer.json()["error"]["message"]
     assert server.client.get("/experts").json()["mode"]["name"] == "resident"
+
+
+def test_prometheus_counts_go_on_while_nothing_looks_at_experts(cached: Served) -> None:
+    """And what they come to is what /experts shows."""
+
+    def counts() -> dict[str, float]:
+        lines = cached.client.get("/metrics").text.splitlines()
+        found = [line.rsplit(" ", 1) for line in lines if line.startswith("vkmoe_expert_")]
+        return {name.removeprefix("vkmoe_expert_"): float(value) for name, value in found}
+
+    cached.engine.between(lambda llm: llm.engine.experts.unwatch()).result(60)
+    before = counts()
+    done = cached.post("/v1/completions", {**ASKED, "prompt": "import json"}).json()["usage"]
+    cached.engine.between(lambda llm: None).result(60)  # behind the last run
+    after = counts()
+    assert cached.engine.llm.engine.experts.watch is None
+    n_rows = done["total_tokens"] - done["prompt_tokens_details"]["cached_tokens"] - 1
+    news = {name: after[name] - before[name] for name in after}
+    assert news["hits_total"] + news["misses_total"] == n_rows * 6 * 4  # layers, experts used
+    assert news["hits_total"] > 0 and news["misses_total"] > 0
+    assert news['bytes_total{way="read_through"}'] > 0 and news['bytes_total{way="copied"}'] > 0
+    shown = cached.client.get("/experts").json()
+    total = shown["hits"]["total"]
+    assert (total["hits"], total["uses"] - total["hits"]) == (
+        after["hits_total"],
+        after["misses_total"],
+    )
+    assert shown["bytes"] == {
+        name.split('"')[1]: value for name, value in after.items() if name.startswith("bytes")
+    }

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from vkmoe.server.engine_thread import EngineThread
+from vkmoe.server.errors import ApiError
+from vkmoe.view.experts import bytes_by_way
 
 __all__ = ["Metrics"]
 
@@ -17,6 +24,7 @@ class Metrics:
 
     def __init__(self, engine: EngineThread) -> None:
         self._registry = registry = CollectorRegistry()
+        registry.register(_ExpertCounts(engine))
         running = Gauge("vkmoe_requests_running", "Replies under way.", registry=registry)
         running.set_function(lambda: engine.n_running)
         waiting = Gauge("vkmoe_requests_waiting", "Replies that wait.", registry=registry)
@@ -62,3 +70,35 @@ class Metrics:
     def text(self) -> bytes:
         """Write all counts."""
         return generate_latest(self._registry)
+
+
+class _ExpertCounts(Collector):
+    """Reads what the engine counts of experts; where there are none, there are no counts.
+
+    They begin anew with a model that is loaded again.
+    """
+
+    def __init__(self, engine: EngineThread) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield hits, misses and bytes since the model was loaded."""
+        with suppress(ApiError):
+            engine = self._engine.llm.engine
+            if engine.profiler is None:
+                return
+            tally, n_bytes = engine.experts.tally, bytes_by_way(engine)
+            hits = "Uses of experts that were in device memory."
+            yield CounterMetricFamily("vkmoe_expert_hits", hits, tally.n_hits)
+            misses = "Uses of experts that were not."
+            yield CounterMetricFamily("vkmoe_expert_misses", misses, tally.n_uses - tally.n_hits)
+            ways = CounterMetricFamily(
+                "vkmoe_expert_bytes", "Bytes of experts, by how they were served.", labels=["way"]
+            )
+            for way, n in n_bytes.items():
+                ways.add_metric([way], n)
+            yield ways
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Yield nothing: there is no model yet when this is registered."""
+        return iter(())

@@ -27,7 +27,7 @@ from vkmoe.placement.sizes import weight_bytes
 from vkmoe.view.changes import change_experts, refusal
 from vkmoe.view.why import Served, explain
 
-__all__ = ["MAX_USES", "ExpertView"]
+__all__ = ["MAX_USES", "ExpertView", "bytes_by_way"]
 
 MAX_USES = 16_384  # in one answer
 NO_EXPERTS = "the model has no experts: every token uses all of it"
@@ -230,28 +230,37 @@ class ExpertView:
 
     def _totals(self, watch: ExpertWatch | None) -> dict[str, Any]:
         """Return hits and bytes since the model was loaded."""
-        profiler, tracker = self._engine.profiler, self._engine.experts
+        profiler = self._engine.profiler
         if profiler is None or watch is None:
             nothing = _rate(Tally(0, 0))
             return {"hits": {"total": nothing, "layers": [], "last_second": nothing}, "bytes": {}}
         uses, hits = profiler.counts.sum(axis=2).tolist()
-        cache, missed = tracker.cache, tracker.missed_bytes
-        by_cpu = self._engine.plan.mode.is_hybrid or self._engine.plan.mode.on_cpu
-        pool = cache.pool.tier.counters if cache is not None and cache.pool is not None else None
         return {
             "hits": {
                 "total": _rate(Tally(sum(uses), sum(hits))),
                 "layers": [[*pair] for pair in zip(uses, hits, strict=True)],
                 "last_second": _rate(watch.tally_of(1.0)),
             },
-            "bytes": {
-                "read_through": 0 if by_cpu else missed,
-                "computed_by_cpu": missed if by_cpu else 0,
-                "copied": cache.copied_bytes if cache is not None else 0,
-                "landed": cache.landed_bytes if cache is not None else 0,
-                "read_from_file": pool.copied_bytes if pool is not None else 0,
-            },
+            "bytes": bytes_by_way(self._engine),
         }
+
+
+def bytes_by_way(engine: Engine) -> dict[str, int]:
+    """Return the bytes of experts since the model was loaded, by how they were served.
+
+    Reads totals alone, and may be called on any thread.
+    """
+    tracker, mode = engine.experts, engine.plan.mode
+    cache, missed = tracker.cache, tracker.missed_bytes
+    by_cpu = mode.is_hybrid or mode.on_cpu
+    pool = cache.pool.tier.counters if cache is not None and cache.pool is not None else None
+    return {
+        "read_through": 0 if by_cpu else missed,
+        "computed_by_cpu": missed if by_cpu else 0,
+        "copied": cache.copied_bytes if cache is not None else 0,
+        "landed": cache.landed_bytes if cache is not None else 0,
+        "read_from_file": pool.copied_bytes if pool is not None else 0,
+    }
 
 
 def _rate(tally: Tally) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class ExpertTracker:
         self._reader = 0  # the number that the table gave to it
         self._absent_bytes, self._per_expert = absent_bytes, int(absent_bytes.sum())
         self._read_bytes = 0  # of experts that were not on the device, without a cache
+        self.tally = Tally(0, 0)  # of all runs
         self.watch: ExpertWatch | None = None  # of the view of experts, while that is looked at
         self._note_pins()
 
@@ -177,9 +178,10 @@ class ExpertTracker:
                 self._read_bytes += int(n_used.dot(self._absent_bytes))
         for row, ids in enumerate(routing):
             self.profiler.record(ids, hits if isinstance(hits, bool) else hits[row])
+        n_hits = routing.size * hits if isinstance(hits, bool) else int(np.count_nonzero(hits))
+        self.tally = Tally(self.tally.n_uses + routing.size, self.tally.n_hits + n_hits)
         if n_decoded:
-            n_hits = routing.size * hits if isinstance(hits, bool) else np.count_nonzero(hits)
-            self.profiler.note_together(n_decoded, Tally(routing.size, int(n_hits)))
+            self.profiler.note_together(n_decoded, Tally(routing.size, n_hits))
         if self.watch is not None and not self.watch.ran(routing, hits):
             self.unwatch()
 
