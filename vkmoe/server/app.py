@@ -24,6 +24,7 @@ from vkmoe.server.api.responses import answer_response
 from vkmoe.server.errors import ApiError
 from vkmoe.server.guard import Guard, error_response
 from vkmoe.server.openapi import JSON, described, document
+from vkmoe.server.page_files import PageFile, answer_file, read_page
 from vkmoe.server.replies import ClientGone
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
@@ -76,7 +77,7 @@ _NOT_THERE = (
     "/v1/rerank",
     "/infill",
 )
-OPEN_PATHS = ("/health", "/v1/health")
+OPEN_PATHS = ("/health", "/v1/health", "/", "/page/")
 
 log = logging.getLogger("vkmoe")
 
@@ -100,6 +101,7 @@ def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIA
                 for method, path, do in _ANSWERS
             ),
             *(Route(path, _not_there, methods=["GET", "POST"]) for path in _NOT_THERE),
+            *(Route(path, _sender(file), methods=["GET"]) for path, file in read_page().items()),
         ],
         exception_handlers={
             ApiError: _refused,
@@ -118,6 +120,13 @@ def _endpoint(service: Service, answer: Answer) -> Callable[[Request], Awaitable
         return await answer(service, request)
 
     return endpoint
+
+
+def _sender(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
+    async def send(request: Request) -> Response:
+        return answer_file(file, request)
+
+    return send
 
 
 async def _not_there(request: Request) -> Response:
