@@ -139,6 +139,7 @@ async def props(service: Service, request: HttpRequest) -> Response:
             "total_slots": llm.engine.n_regions,
             "model_alias": service.alias,
             "chat_template": service.template(llm).source,
+            "has_chat_template": llm.has_chat_template,
             "build_info": f"vkmoe {_version()}",
             "device": llm.device_info.name,
         }
