@@ -5,6 +5,7 @@ import { SECONDS, sum, WAYS } from "./history.js";
 import { bytesText } from "./words.js";
 
 const HEIGHT = 44; // CSS pixels
+const AVERAGED = 4; // seconds
 const WAY_NAMES = {
   read_through: "read over the link",
   copied: "copied into slots",
@@ -22,7 +23,7 @@ export class Charts {
       tokens: card("Tokens", "Tokens a second that went through the layers, of prompts too"),
     };
     const cards = Object.values(this.cards).map((each) => each.element);
-    this.ways = h("div", { class: "x-ways" });
+    this.ways = h("div", { class: "x-ways" }, span());
     this.element = h("section", { class: "x-charts", "aria-label": "The last 90 seconds" });
     this.element.append(...cards, this.ways);
     this.shown = [];
@@ -39,14 +40,16 @@ export class Charts {
     const { rate, bytes, tokens } = this.cards;
     const known = seconds.findLast((each) => each.rate !== null);
     write(rate, known ? `${(100 * known.rate).toFixed(known.rate < 0.9995 ? 1 : 0)} %` : "–");
+    const speeds = smoothed(seconds);
+    const speed = speeds.at(-1)?.tokens ?? 0;
     const flow = last ? sum(last.bytes) : 0;
     write(bytes, last ? `${bytesText(flow)}/s` : "–");
-    write(tokens, last ? `${last.tokens.toFixed(last.tokens < 99.5 ? 1 : 0)} /s` : "–");
+    write(tokens, last ? `${speed.toFixed(speed < 99.5 ? 1 : 0)} /s` : "–");
     const style = getComputedStyle(this.element);
     plot(rate.canvas, style, [{ name: "--map-device-hot", of: (s) => s.rate }], seconds, 1);
     const ways = WAYS.map((way) => ({ name: `--way-${way}`, of: (s) => s.bytes[way] }));
     plot(bytes.canvas, style, ways, seconds, 0);
-    plot(tokens.canvas, style, [{ name: "--accent", of: (s) => s.tokens }], seconds, 0);
+    plot(tokens.canvas, style, [{ name: "--accent", of: (s) => s.tokens }], speeds, 0);
     this.nameWays(seconds);
   }
 
@@ -58,8 +61,12 @@ export class Charts {
     const names = used.map((way) =>
       h("span", { class: "x-key" }, h("i", { class: `x-swatch way-${way}` }), WAY_NAMES[way]),
     );
-    this.ways.replaceChildren(...names);
+    this.ways.replaceChildren(...names, span());
   }
+}
+
+function span() {
+  return h("span", { class: "x-span" }, `last ${SECONDS} s`);
 }
 
 function card(name, title) {
@@ -119,6 +126,14 @@ function plot(canvas, style, series, seconds, least) {
     }
     seconds.forEach((each, i) => (floor[i] += of(each) ?? 0));
   }
+}
+
+/** Average tokens over some seconds: slow ones come one in a second, and then two. */
+function smoothed(seconds) {
+  return seconds.map((_, i) => {
+    const near = seconds.slice(Math.max(0, i - AVERAGED + 1), i + 1);
+    return { tokens: near.reduce((n, { tokens }) => n + tokens, 0) / near.length };
+  });
 }
 
 /** Return the spans [first, end) of seconds in which something is known. */

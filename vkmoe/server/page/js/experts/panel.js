@@ -76,8 +76,9 @@ class Panel {
       this.room,
       this.summary.marks,
     );
-    element.classList.add("x-panel");
-    element.replaceChildren(
+    const panel = h(
+      "div",
+      { class: "x-panel" },
       h("header", { class: "x-head" }, h("h2", {}, "Experts"), this.line, this.facts),
       this.note,
       this.mapCard,
@@ -85,6 +86,7 @@ class Panel {
       this.why.element,
       this.controls.element,
     );
+    element.replaceChildren(panel);
   }
 
   pause() {
@@ -146,6 +148,7 @@ class Panel {
     const isDense = !nLayers;
     this.say(isDense ? `${capital(info.reason)}. There is no map to draw.` : "");
     this.mapCard.hidden = this.charts.element.hidden = this.controls.element.hidden = isDense;
+    this.facts.title = isDense ? "" : capital(info.mode.why);
     this.facts.textContent = isDense ? info.model : factsText(info);
     if (!isDense) {
       this.map.show(this.state);
@@ -201,8 +204,9 @@ class Panel {
   }
 }
 
-function factsText({ layers, n_experts: n, n_used: nUsed, mode, device }) {
-  return `${layers.length} layers × ${n} experts, ${nUsed} used by a token · ${mode.name} · ${device}`;
+function factsText({ layers, n_experts: n, n_used: nUsed, mode }) {
+  const used = `${nUsed} used by a token`;
+  return `${layers.length} layers × ${n} experts, ${used} · mode ${mode.name}`;
 }
 
 function capital(text) {

@@ -6,11 +6,11 @@ import { placeName } from "./words.js";
 
 const SHORT = { d: "device", h: "host", f: "file", c: "CPU" };
 const MARKS = [
-  ["hit", "found on the device"],
-  ["miss", "needed and not there"],
-  ["in", "moves in"],
-  ["out", "leaves"],
-  ["pin", "pinned"],
+  ["hit", "hit", "A token needed the expert and found it on the device"],
+  ["miss", "miss", "A token needed the expert, and it was not on the device"],
+  ["in", "moves in", "The expert gets a slot on the device"],
+  ["out", "leaves", "The expert loses its slot"],
+  ["pin", "pinned", "The expert keeps its slot"],
 ];
 
 /** Shows a bar and a legend; places without experts are left out. */
@@ -18,8 +18,8 @@ export class Summary {
   constructor() {
     this.bar = h("div", { class: "x-bar", "aria-hidden": "true" });
     this.legend = h("ul", { class: "x-legend" });
-    const marks = MARKS.map(([kind, name]) =>
-      h("span", { class: "x-key" }, h("i", { class: `x-mark mark-${kind}` }), name),
+    const marks = MARKS.map(([kind, name, title]) =>
+      h("span", { class: "x-key", title }, h("i", { class: `x-mark mark-${kind}` }), name),
     );
     this.marks = h("div", { class: "x-marks", "aria-label": "What flashes" }, ...marks);
     this.element = h("div", { class: "x-summary" }, this.bar, this.legend);

@@ -31,9 +31,10 @@ export class Why {
 
   /** @param {any} answer of GET /why */
   show(answer) {
-    this.sentence.textContent = [answer.sentence, ...answer.unknown.map(capital)].join(" ");
+    const text = [answer.sentence, ...answer.unknown.map(capital)].join(" ");
+    this.sentence.replaceChildren(...withCode(text));
     const ms = answer.ms_per_token;
-    this.head.textContent = ms === null ? "" : `${ms.toPrecision(ms < 99.5 ? 2 : 3)} ms`;
+    this.head.textContent = ms === null ? "" : `${ms < 9.95 ? ms.toPrecision(2) : Math.round(ms)} ms`;
     const parts = Object.entries(answer.parts).filter(([, { share }]) => share >= LEAST);
     this.bar.hidden = this.legend.hidden = !parts.length;
     const bars = parts.map(([name, { share }]) => {
@@ -53,6 +54,12 @@ export class Why {
     );
     this.legend.replaceChildren(...items);
   }
+}
+
+/** Return the pieces of a text; those between backticks are code. */
+function withCode(text) {
+  const pieces = text.split("`");
+  return pieces.map((piece, i) => (i % 2 ? h("code", {}, piece) : piece));
 }
 
 function capital(text) {
