@@ -75,10 +75,11 @@ function showServer() {
   get("model").textContent = props?.model_alias ?? "";
   get("device").textContent = props?.device ?? "";
   document.title = props ? `${props.model_alias} · vkmoe` : "vkmoe";
-  get("banner").hidden = !["loading", "failed", "lost"].includes(name);
+  get("banner").hidden = !["loading", "failed", "lost", "locked"].includes(name);
   get("banner").textContent = {
     loading: `${text}… You can write already; the reply begins when the model is there.`,
     failed: `${text}. The server's log says more.`,
+    locked: "This server asks for an API key. Load the page again to give it.",
     lost: "The server cannot be reached. Is vkmoe still running? This page goes on looking for it.",
   }[name] ?? "";
   if (name === "ready" && !experts) {

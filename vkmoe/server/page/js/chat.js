@@ -24,6 +24,7 @@ export class Chat extends EventTarget {
   #frame = 0;
   #progress = null;
   #follows = true;
+  #top = 0;
   #error = null;
 
   /**
@@ -48,6 +49,7 @@ export class Chat extends EventTarget {
       stop: () => this.stop(),
     });
     this.scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+    new ResizeObserver(() => this.#scroll()).observe(this.thread);
     server.addEventListener("change", () => this.#serverChanged());
     this.show(this.conversation);
   }
@@ -124,16 +126,22 @@ export class Chat extends EventTarget {
 
   #failed(conversation, message, reply, error) {
     if (!("status" in error)) console.error(error); // a mistake of the page
-    if (this.conversation === conversation) this.#error = { error, message };
-    if (!reply.text && !reply.thoughts) tree.remove(conversation, reply);
+    const hasBegun = Boolean(reply.text || reply.thoughts);
+    if (this.conversation === conversation) this.#error = { error, message, hasBegun };
     this.server.look();
   }
 
   #serverChanged() {
+    if (this.running) return;
     if (this.server.now.name === "ready" && this.#error && wordsFor(this.#error.error).isPassing) {
+      const { message, hasBegun } = this.#error;
       this.#error = null;
+      if (!hasBegun) {
+        this.#reply(message); // which had to wait for the server
+        return;
+      }
     }
-    if (!this.running) this.#rebuild();
+    this.#rebuild();
   }
 
   #save(conversation) {
@@ -174,11 +182,13 @@ export class Chat extends EventTarget {
       all.push(troubleCard(error, () => !this.running && this.#reply(message)));
     }
     this.thread.replaceChildren(...all);
+    this.#showContext(messages);
   }
 
   #actions = {
-    again: (reply) => {
-      if (!this.running) this.#reply(this.conversation.messages[reply.parent]);
+    again: (message) => {
+      const isUser = message.role === "user";
+      if (!this.running) this.#reply(isUser ? message : this.conversation.messages[message.parent]);
     },
     edit: (message, text) => {
       if (this.running) return;
@@ -192,6 +202,16 @@ export class Chat extends EventTarget {
       this.#views.get(message.id)?.element.querySelector(".bar button")?.focus();
     },
   };
+
+  #showContext(messages) {
+    const found = messages.findLast((message) => message.statistics?.promptTokens)?.statistics;
+    const size = this.server.now.props?.default_generation_settings?.n_ctx;
+    const used = (found?.promptTokens ?? 0) + (found?.tokens ?? 0);
+    this.composer.note.textContent =
+      found && size
+        ? `${used.toLocaleString("en")} of ${size.toLocaleString("en")} tokens of the context used`
+        : "Enter sends, Shift+Enter begins a line, Esc stops";
+  }
 
   #welcome() {
     const { props } = this.server.now;
@@ -213,8 +233,11 @@ export class Chat extends EventTarget {
 
   #scrolled() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    this.#follows = scrollHeight - scrollTop - clientHeight < NEAR;
-    this.toEnd.hidden = this.#follows;
+    const isNear = scrollHeight - scrollTop - clientHeight < NEAR;
+    // Only the user goes up; where the text grew, the end is what moved away.
+    this.#follows = isNear || (this.#follows && scrollTop >= this.#top);
+    this.#top = scrollTop;
+    this.toEnd.hidden = isNear;
   }
 
   /** Go to the end, unless the user looks at what was before. */

@@ -15,6 +15,7 @@ export function mountLayout(root, experts) {
   const get = (id) => document.getElementById(id);
   const state = { list: !NARROW.matches, experts: true, tab: "chat", width: 40, ...kept("layout", {}) };
   if (NARROW.matches) state.list = false;
+  let wasShown = null;
 
   function apply() {
     const isNarrow = NARROW.matches;
@@ -29,9 +30,9 @@ export function mountLayout(root, experts) {
       get(`tab-${name}`).setAttribute("aria-selected", String(state.tab === name));
       get(`tab-${name}`).tabIndex = state.tab === name ? 0 : -1;
     }
-    const isShown = isNarrow ? state.tab === "experts" : state.experts;
-    if (isShown && !document.hidden) experts.resume();
-    else experts.pause();
+    const isShown = !document.hidden && (isNarrow ? state.tab === "experts" : state.experts);
+    if (isShown !== wasShown) isShown ? experts.resume() : experts.pause();
+    wasShown = isShown;
     const { tab, list, ...kept } = state;
     keep("layout", isNarrow ? kept : { ...kept, list });
   }

@@ -17,6 +17,7 @@ const number = new Intl.NumberFormat("en");
 export class MessageView {
   #prose = new Prose();
   #thoughts = new Prose();
+  #drawn = "";
   #isOpened = false; // the user chose to see the thoughts, or not to
 
   /**
@@ -56,20 +57,21 @@ export class MessageView {
     const isRunning = ended === "running";
     this.element.classList.toggle("running", isRunning);
     if (role === "assistant") {
-      this.#prose.show(text);
+      if (this.#drawn !== text) this.#prose.show(text);
+      this.#drawn = text;
       this.#drawThoughts(thoughts, isRunning && !text);
       this.waiting.hidden = !isRunning || Boolean(text || thoughts);
       if (!this.waiting.hidden) this.#drawWaiting(progress);
     }
-    if (!isRunning) this.#drawBar();
-    else this.bar.replaceChildren();
+    if (isRunning) this.bar.replaceChildren();
+    else if (!this.element.classList.contains("editing")) this.#drawBar();
   }
 
   #drawThoughts(thoughts, isThinking) {
     this.details.hidden = !thoughts;
     if (!thoughts) return;
     const ms = this.message.statistics?.thoughtMs;
-    const done = ms ? `Thought for ${(ms / 1e3).toFixed(1)} s` : "Thoughts";
+    const done = ms >= 50 ? `Thought for ${(ms / 1e3).toFixed(1)} s` : "Thoughts";
     this.summary.textContent = isThinking ? "Thinking…" : done;
     this.summary.classList.toggle("shimmer", isThinking);
     if (!this.#isOpened) this.details.open = false;
@@ -94,7 +96,10 @@ export class MessageView {
     });
     const buttons =
       message.role === "user"
-        ? [iconButton("edit", "Edit and send anew", () => this.#edit())]
+        ? [
+            iconButton("edit", "Edit and send anew", () => this.#edit()),
+            ...(message.next ? [] : [iconButton("again", "Have a reply", () => actions.again(message))]),
+          ]
         : [iconButton("again", "Write another reply", () => actions.again(message))];
     this.bar.replaceChildren(...this.#branches(), copy, ...buttons, ...this.#figures());
   }

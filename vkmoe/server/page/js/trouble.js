@@ -9,7 +9,8 @@ import { h, icon } from "./dom.js";
  *   that the same may work when the server is ready again
  */
 export function wordsFor(error) {
-  const { status, message, code } = error;
+  const { status, code } = error;
+  const message = error.message.charAt(0).toUpperCase() + error.message.slice(1);
   if (code === "context_length_exceeded") {
     return {
       title: "This conversation is too long for the model's context",
@@ -19,7 +20,7 @@ export function wordsFor(error) {
     };
   }
   if (code === "queue_full") {
-    return { title: "The server is busy", text: message, advice: "Try again in a moment.", isPassing: true };
+    return { title: "The server is busy", text: message, advice: "Try again in a moment.", isPassing: false };
   }
   if (status === 0) {
     return {
@@ -41,9 +42,9 @@ export function wordsFor(error) {
     const isLoading = message.startsWith("Loading");
     return {
       title: isLoading ? "The model is still loading" : "The model is not there",
-      text: isLoading ? "Your message is kept." : message,
-      advice: isLoading ? "Try again when the dot at the top is green." : "The server's log says more.",
-      isPassing: isLoading,
+      text: isLoading ? "The reply begins when the model is there." : message,
+      advice: isLoading ? "The dot at the top turns green then." : "The server's log says more.",
+      isPassing: true,
     };
   }
   if (status === 400) {
