@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from tests.server.conftest import Served, serving
+from tools.vendor_page import VendorError, check
 from vkmoe.server.page_files import FOLDER, read_page
 
 
@@ -48,3 +52,15 @@ def test_no_file_of_the_page_asks_for_another_server() -> None:
         if file.suffix in (".html", ".css", ".js", ".svg") and "vendor" not in file.parts:
             text = file.read_text().replace("http://www.w3.org/2000/svg", "")
             assert "http://" not in text and "https://" not in text, file
+
+
+def test_the_scripts_of_others_are_those_of_their_packages(tmp_path: Path) -> None:
+    check()
+    copied = shutil.copytree(FOLDER / "vendor", tmp_path / "vendor")
+    script = copied / "marked.js"
+    script.write_bytes(script.read_bytes() + b" ")
+    with pytest.raises(VendorError, match=r"marked\.js has the SHA-256"):
+        check(copied)
+    script.unlink()
+    with pytest.raises(VendorError, match="missing or not listed"):
+        check(copied)

@@ -96,7 +96,7 @@ def scripted(page: Page, *deltas: dict[str, Any], error: str | None = None) -> l
     data = [each if isinstance(each, str) else json.dumps(each) for each in [*chunks, *end]]
 
     def answer(route: Route) -> None:
-        asked.append(route.request.post_data_json)
+        asked.append(json.loads(route.request.post_data or "{}"))
         body = "".join(f"data: {each}\n\n" for each in data)
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 

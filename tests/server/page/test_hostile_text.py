@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from playwright.sync_api import Page, expect
+from collections.abc import Iterator
 
-from tests.server.page.conftest import is_done, scripted, send
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.server.conftest import Served
+from tests.server.page.conftest import is_done, opened, scripted, send
 
 HOSTILE = """\
 <script>window.hit = 1</script>
@@ -26,6 +29,13 @@ HOSTILE = """\
 <details open ontoggle="window.hit = 10">x</details>
 <math><mtext><table><mglyph><style><img src=x onerror="window.hit=11">
 """
+
+
+@pytest.fixture
+def watched(browser: Browser, server: Served) -> Iterator[Page]:
+    """A page in which the policy may object: that is what these tests provoke."""
+    with opened(browser, server.address, faults=False) as found:
+        yield found
 
 
 def test_a_hostile_reply_does_nothing(page: Page) -> None:
@@ -61,9 +71,9 @@ def test_a_hostile_reply_does_nothing(page: Page) -> None:
         "<table background=http://evil.example/><tr><td>x</table>",
     ],
 )
-def test_what_markdown_would_let_through_is_taken_away(page: Page, html: str) -> None:
+def test_what_markdown_would_let_through_is_taken_away(watched: Page, html: str) -> None:
     """The second line of defence alone, as if marked had passed HTML on."""
-    found = page.evaluate(
+    found = watched.evaluate(
         """async (html) => {
             const { sanitised } = await import("/page/js/markdown.js");
             const box = document.createElement("div");
@@ -77,12 +87,12 @@ def test_what_markdown_would_let_through_is_taken_away(page: Page, html: str) ->
     assert not {"IMG", "SVG", "SCRIPT", "FORM", "INPUT"} & set(found)
     assert not {name for name in found if name.startswith("on")} | ({"style", "src"} & set(found))
     assert "background" not in found and "href" not in found
-    assert page.evaluate("window.hit") is None
+    assert watched.evaluate("window.hit") is None
 
 
-def test_the_policy_stops_what_might_still_get_in(page: Page) -> None:
+def test_the_policy_stops_what_might_still_get_in(watched: Page) -> None:
     """The third line: scripts, pictures and requests put into the page from within."""
-    blocked = page.evaluate(
+    blocked = watched.evaluate(
         """async () => {
             const found = [];
             document.addEventListener("securitypolicyviolation", (e) =>
@@ -95,4 +105,4 @@ def test_the_policy_stops_what_might_still_get_in(page: Page) -> None:
         }"""
     )
     assert any(each.startswith("script-src") for each in blocked)
-    assert page.evaluate("window.hit") is None
+    assert watched.evaluate("window.hit") is None
