@@ -22,8 +22,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPTS = ("The Python interpreter", "To install a package,")
-SETTINGS = {"temperature": 0.7, "seed": 4, "max_tokens": 110}
+PROMPTS = ("Once upon a time", "The little dog")
+SETTINGS = {"temperature": 0.7, "seed": 4, "max_tokens": 160}
 
 
 @contextmanager
