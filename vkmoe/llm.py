@@ -189,13 +189,15 @@ class LLM(Closing):
         n_logprobs: int | None = None,
         constraint: Constraint | None = None,
         shown: frozenset[int] = frozenset(),
+        with_routing: bool = False,
         **options: Any,
     ) -> Request:
         """Check what is to be generated. `options` are fields of SamplingConfig.
 
         `logit_bias` is added to the logits of tokens, -100 to 100; with `n_logprobs` the pieces
         have log-probabilities, their own and that many of the likeliest tokens; `constraint`, made
-        by `constraints`, is the form of the reply; `shown` are control tokens that its text shows.
+        by `constraints`, is the form of the reply; `shown` are control tokens that its text shows;
+        `with_routing` keeps which experts each token uses.
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
         sampling = _with_options(sampling or SamplingConfig(), options)
@@ -208,6 +210,8 @@ class LLM(Closing):
             raise UsageError(
                 "the constraint was made for another model", "make it by this LLM's `constraints`"
             )
+        if with_routing and self.spec.experts is None:
+            raise UsageError("the model has no experts", "leave return_routed_experts out")
         biases = _biases(logit_bias or {}, self.spec.n_vocab)
         tokens = tuple(self._prompt_tokens(prompt))
         return Request(
@@ -220,6 +224,7 @@ class LLM(Closing):
             n_logprobs,
             constraint,
             shown,
+            with_routing,
         )
 
     def stream(

@@ -251,6 +251,22 @@ def test_counts_are_written_for_prometheus(server: Served) -> None:
     assert count("vkmoe_requests_running") == count("vkmoe_requests_waiting") == 0
 
 
+def test_chunks_have_timings_where_that_is_asked_for(server: Served) -> None:
+    """Of each token, and in any case in the last chunk, as llama-server has it."""
+    for path, body in (
+        ("/v1/completions", {"prompt": "x ="}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x ="}]}),
+    ):
+        for wanted in ({}, {"timings_per_token": True}):
+            for counted in ({}, {"stream_options": {"include_usage": True}}):
+                found = list(events(server, path, {**asked(""), **body, **wanted, **counted}))
+                timed = [chunk["timings"] for chunk in found if "timings" in chunk]
+                assert "timings" in found[-1] and ("usage" in found[-1]) == bool(counted)
+                numbers = [each["predicted_n"] for each in timed]
+                assert numbers[-1] == 20 and numbers == sorted(numbers) and numbers[0] > 0
+                assert len(timed) > 5 if wanted else len(timed) == 1
+
+
 LONG = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True}
 
 

@@ -43,6 +43,7 @@ class Request:
     n_logprobs: int | None = None  # of the likeliest tokens; None: not even the chosen one's
     constraint: Constraint | None = None  # the form that the reply is kept to
     shown: frozenset[int] = frozenset()  # control tokens that the text shows
+    with_routing: bool = False  # the experts that each token uses are kept: all rows are computed
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Generation:
 
     def __init__(self, request: Request, tokenizer: Tokenizer, ctx_size: int) -> None:
         sampling = request.sampling
+        self.request = request
         self.tokens = list(request.tokens)  # of the prompt, then of the reply
         self.n_prompt = len(self.tokens)
         self.n_read = 0  # tokens of the prompt that are in the KV cache
@@ -117,6 +119,7 @@ class Generation:
         self.is_cancelled = False
         self.n_reused = self.n_decode_steps = self.n_drafted = self.n_accepted = 0
         self.n_generated = 0  # tokens, one that ends the reply included
+        self._routing: list[NDArray[np.uint16]] = []  # of each row [n_moe_layers, n_used]
         self._seed = sampling.seed if sampling.seed is not None else random_seed()
         banned = tokenizer.end_ids if request.ignore_eos else ()
         self._sampler = Sampler(sampling, self._seed, banned, dict(request.logit_bias))
@@ -144,6 +147,16 @@ class Generation:
         """Return how many tokens the reply may still have."""
         return self._limit - self.n_generated
 
+    @property
+    def routing(self) -> NDArray[np.uint16]:
+        """Return the experts that its tokens used: [n_tokens, n_moe_layers, n_used].
+
+        The last token that was chosen has no row, as it never runs. Must hold: it was asked for,
+        and something ran.
+        """
+        n_rows = self.n_prompt + max(0, self.n_generated - 1)
+        return np.stack(self._routing[:n_rows])
+
     # ----- what happens to it, in order -----
 
     def submitted(self) -> None:
@@ -154,6 +167,15 @@ class Generation:
     def begin(self) -> None:
         """Note that its prompt begins to run. Mutates."""
         self._began = self._prompt_done = self._first_token = time.perf_counter()
+
+    def note_routing(self, position: int, routing: NDArray[np.uint32]) -> None:
+        """Note which experts the rows from `position` on used, if that was asked for. Mutates.
+
+        Rows that ran before at these positions or behind them count no more.
+        """
+        if self.request.with_routing:
+            del self._routing[position:]
+            self._routing.extend(routing.astype(np.uint16))
 
     def choose(self, top: TopLogits, fetch_logits: Callable[[], NDArray[np.float32]]) -> int | None:
         """Choose the next token by the logits after the last one. Mutates.

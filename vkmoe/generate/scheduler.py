@@ -187,6 +187,8 @@ class Scheduler:
             generation = self._waiting.popleft()
             # The last token runs in any case: its logits choose the first one of the reply.
             prefix = generation.tokens[: generation.n_prompt - 1]
+            if generation.request.with_routing:
+                prefix = []  # no row is used again: what routed it is not known any more
             sequence = _Sequence(generation, LookUp() if self._draft == "lookup" else None)
             self._running.append(sequence)  # first, so that Ctrl-C leaves no region taken
             sequence.region = self.regions.take(prefix)
@@ -202,7 +204,8 @@ class Scheduler:
             generation, region = sequence.generation, sequence.region
             if n_rows:
                 prompt = generation.tokens[: generation.n_prompt]
-                generation.n_reused += self.regions.share(region, prompt[:-1])
+                if not generation.request.with_routing:
+                    generation.n_reused += self.regions.share(region, prompt[:-1])
                 first = self.regions.n_rows(region)
                 rows = tuple(prompt[first : first + n_rows])
                 ends = first + len(rows) == len(generation.tokens)
@@ -267,10 +270,12 @@ class Scheduler:
         self.regions.note(batch)
         if self.after_run is not None:
             self.after_run(batch, result)
-        n_before = 0
+        n_before = n_rows = 0
         for part in parts:
+            routing = result.routing[n_rows : n_rows + len(part.tokens)]
+            part.sequence.generation.note_routing(part.position, routing)
             self._receive(part, result, n_before)
-            n_before += part.n_logits
+            n_before, n_rows = n_before + part.n_logits, n_rows + len(part.tokens)
             self._end_turn(part.sequence)
 
     def _receive(self, part: _Rows, result: RunResult, n_before: int) -> None:

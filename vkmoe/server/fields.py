@@ -69,6 +69,7 @@ class ReplyFields(Body):
     ignore_eos: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
+    return_routed_experts: bool | None = None  # of completions and chats
 
     @field_validator("logit_bias", mode="before")
     @classmethod

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
 import time
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
+
+import numpy as np
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
@@ -30,6 +34,7 @@ __all__ = [
     "Views",
     "finish_reason",
     "new_id",
+    "routed_experts",
     "timings",
     "usage",
 ]
@@ -162,6 +167,19 @@ def usage(replies: Sequence[Reply], n_prompts: int = 1) -> dict[str, Any]:
         "total_tokens": n_prompt + n_reply,
         "prompt_tokens_details": {"cached_tokens": sum(g.n_reused for g in prompts)},
     }
+
+
+def routed_experts(llm: LLM, reply: Reply) -> dict[str, str]:
+    """Say which experts a reply's tokens used, as vLLM does; empty where that was not asked for.
+
+    It is the base64 of a file of NumPy: [n_tokens, n_moe_layers, n_used].
+    """
+    if not reply.generation.request.with_routing or llm.spec.experts is None:
+        return {}
+    kind = np.uint8 if llm.spec.experts.n_experts <= 256 else np.uint16
+    file = io.BytesIO()
+    np.save(file, reply.generation.routing.astype(kind), allow_pickle=False)
+    return {"routed_experts": b64encode(file.getvalue()).decode("ascii")}
 
 
 def timings(found: GenerationStatistics) -> dict[str, Any]:

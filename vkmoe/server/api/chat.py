@@ -25,7 +25,15 @@ from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import News, Reply, merged, until_gone
-from vkmoe.server.service import PATIENCE, Service, finish_reason, new_id, timings, usage
+from vkmoe.server.service import (
+    PATIENCE,
+    Service,
+    finish_reason,
+    new_id,
+    routed_experts,
+    timings,
+    usage,
+)
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
 
 __all__ = ["ChatFields", "Message", "answer_chat", "names_of_effort"]
@@ -141,7 +149,9 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a reply in a conversation."""
     asked = await read_body(request, ChatFields)
     streams = bool(asked.stream)
-    begun = await begin(service, asked, asked.conversation(), streams, asked.n_logprobs)
+    with_routing = bool(asked.return_routed_experts)
+    conversation = asked.conversation()
+    begun = await begin(service, asked, conversation, streams, asked.n_logprobs, with_routing)
     answer = _Answer(service, asked, begun)
     if streams:
         return EventStream(answer.events(), begun.replies)
@@ -217,8 +227,8 @@ class _Answer:
                 self._calls.add(index)
             reason, logprobs = self._reason(index, reply), self._logprobs(pieces[index])
             choice = {"index": index, "message": message, "finish_reason": reason}
-            choices.append({**choice, "logprobs": logprobs})
-        end = {"usage": usage(self._replies), "timings": timings(self._replies[-1].statistics)}
+            choices.append({**choice, "logprobs": logprobs, **routed_experts(self._llm, reply)})
+        end = {"usage": usage(self._replies), **self._timings(-1)}
         return {**self._base, "object": "chat.completion", "choices": choices, **end}
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -231,20 +241,28 @@ class _Answer:
             if self._asked.return_progress and not news.pieces:
                 yield self._progress(index, news)
             logprobs = self._logprobs(news.pieces)
+            more = self._timings(index) if self._asked.timings_per_token else {}
             for delta in self._deltas(index, self._texts[index].feed(news.pieces)):
-                yield self._chunk(index, delta, logprobs)
+                yield self._chunk(index, delta, logprobs, **more)
                 logprobs = None
             if logprobs is not None and logprobs["content"]:  # of text that is held back
-                yield self._chunk(index, {}, logprobs)
+                yield self._chunk(index, {}, logprobs, **more)
         for index, reply in enumerate(self._replies):
             for delta in self._deltas(index, self._texts[index].finish()):
                 yield self._chunk(index, delta)
-            is_last = index + 1 == len(self._replies)
-            more = {"timings": timings(reply.statistics)} if is_last else {}
-            yield self._chunk(index, {}, reason=self._reason(index, reply), **more)
+            is_last = index + 1 == len(self._replies) and not self._asked.with_usage
+            choice = {"index": index, "delta": {}, "logprobs": None}
+            choice |= {"finish_reason": self._reason(index, reply)}
+            choice |= routed_experts(self._llm, reply)
+            more = self._timings(-1) if is_last else {}
+            yield event({**self._head, "choices": [choice], **more})
         if self._asked.with_usage:
-            yield event({**self._head, "choices": [], "usage": usage(self._replies)})
+            end = {"usage": usage(self._replies), **self._timings(-1)}
+            yield event({**self._head, "choices": [], **end})
         yield event("[DONE]")
+
+    def _timings(self, index: int) -> dict[str, Any]:
+        return {"timings": timings(self._replies[index].statistics)}
 
     def _deltas(self, index: int, events: Iterable[ReplyEvent]) -> list[dict[str, Any]]:
         found = [delta for each in events if (delta := _delta(each)) is not None]
@@ -266,10 +284,9 @@ class _Answer:
         index: int,
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
         **more: Any,
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         return event({**self._head, "choices": [choice], **more})
 
     def _progress(self, index: int, news: News) -> bytes:

@@ -24,6 +24,7 @@ from vkmoe.server.service import (
     Service,
     finish_reason,
     new_id,
+    routed_experts,
     timings,
     usage,
 )
@@ -50,7 +51,8 @@ async def complete(service: Service, request: HttpRequest) -> Response:
     prompts = [
         await service.prompt(llm, partial(_encoded, llm, prompt)) for prompt in _prompts(asked)
     ]
-    requests = service.requests(llm, prompts, asked, n_logprobs=asked.logprobs)
+    more = {"n_logprobs": asked.logprobs, "with_routing": bool(asked.return_routed_experts)}
+    requests = service.requests(llm, prompts, asked, **more)
     echoed = [llm.tokenizer.decode(prompt) if asked.echo else "" for prompt in prompts]
     replies = service.begin(requests)
     answer = _Answer(service, llm, asked, replies, echoed)
@@ -104,6 +106,8 @@ class _Answer:
         async for index, news in merged(self._replies, None):
             found[index] += news.pieces
         choices = [self._choice(index, pieces, True) for index, pieces in enumerate(found)]
+        for choice, reply in zip(choices, self._replies, strict=True):
+            choice |= routed_experts(self._llm, reply)
         return {**self._base, "choices": choices, **self._end()}
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -115,15 +119,17 @@ class _Answer:
             elif self._says_more(news.pieces):
                 choice = self._choice(index, news.pieces, index not in begun)
                 begun.add(index)
-                yield event({**self._base, "choices": [{**choice, "finish_reason": None}]})
+                head = {**self._base, "choices": [{**choice, "finish_reason": None}]}
+                yield event(head | (self._timings(index) if self._asked.timings_per_token else {}))
         for index, reply in enumerate(self._replies):
             is_first = index not in begun  # with nothing to say, but what is echoed
             ended = {**self._choice(index, [], is_first), "finish_reason": finish_reason(reply)}
-            is_last = index + 1 == len(self._replies)
-            more = {"timings": timings(reply.statistics)} if is_last else {}
+            ended |= routed_experts(self._llm, reply)
+            is_last = index + 1 == len(self._replies) and not self._asked.with_usage
+            more = self._timings(-1) if is_last else {}
             yield event({**self._base, "choices": [ended], **more})
         if self._asked.with_usage:
-            yield event({**self._base, "choices": [], "usage": self._usage()})
+            yield event({**self._base, "choices": [], **self._end()})
         yield event("[DONE]")
 
     def _says_more(self, pieces: Sequence[Piece]) -> bool:
@@ -158,4 +164,7 @@ class _Answer:
         return usage(self._replies, len(self._echoed))
 
     def _end(self) -> dict[str, Any]:
-        return {"usage": self._usage(), "timings": timings(self._replies[-1].statistics)}
+        return {"usage": self._usage(), **self._timings(-1)}
+
+    def _timings(self, index: int) -> dict[str, Any]:
+        return {"timings": timings(self._replies[index].statistics)}

@@ -130,6 +130,7 @@ async def begin(
     conversation: Conversation,
     streams: bool,
     n_logprobs: int | None = None,
+    with_routing: bool = False,
 ) -> Begun:
     """Let the replies to a conversation begin. Raises ApiError where they cannot."""
     llm = service.engine.llm
@@ -143,8 +144,9 @@ async def begin(
     ids, in_thought, constraint = await service.off_loop(prepare)
     prompt = service.fitting(llm, ids)
     family = service.family(llm)
+    more = {"n_logprobs": n_logprobs, "constraint": constraint, "shown": family.shown}
     requests: Sequence[Request] = service.requests(
-        llm, [prompt], asked, n_logprobs=n_logprobs, constraint=constraint, shown=family.shown
+        llm, [prompt], asked, **more, with_routing=with_routing
     )
     parsers = [
         ReplyParser(family, conversation.offered, in_thought=in_thought, streams=streams)
