@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -53,7 +53,7 @@ class Reply:
         self._loop = loop
 
         def on_news() -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed: nothing waits there
                 loop.call_soon_threadsafe(self._changed.set)
 
         self.generation: Generation = engine.submit(request, on_news)
