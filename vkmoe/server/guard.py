@@ -62,7 +62,9 @@ class Guard:
             if origin is not None:
                 self._check_origin(origin, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                answer = Response(status_code=204)
+                # A page may use clients that add headers of their own; its origin is known.
+                asked = headers.get("access-control-request-headers", "Authorization")
+                answer = Response(None, 204, {"Access-Control-Allow-Headers": asked})
             else:
                 self._check_key(scope["path"], headers)
                 self._check_length(headers)
@@ -76,13 +78,16 @@ class Guard:
     def _check_host(self, headers: Headers) -> None:
         """Refuse a name that is not this server's: it may be another site's, bound to our address.
 
-        An address cannot be. Raises ApiError.
+        An address cannot be; and pages of that site have no key, where one is asked for. Raises
+        ApiError.
         """
         found = headers.getlist("host")
         name = _host_name(found[0]) if len(found) == 1 else None
-        if name is None or not (name in self._names or _is_address(name)):
+        if name is None or not (self._keys or name in self._names or _is_address(name)):
             raise ApiError(
-                403, "the Host of this request is not this server: start it with --host NAME"
+                403,
+                "the Host of this request is not this server: start it with --host NAME, or with "
+                "--api-key",
             )
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
@@ -144,7 +149,6 @@ def _with_origin(send: Send, origin: str | None) -> Send:
             if origin is not None:
                 headers["Access-Control-Allow-Origin"] = origin
                 headers["Access-Control-Allow-Methods"] = _METHODS
-                headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type, X-Api-Key"
                 headers["Vary"] = "Origin"
         await send(message)
 
