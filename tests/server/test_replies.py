@@ -144,6 +144,15 @@ def test_several_replies_have_seeds_that_follow_from_one(server: Served) -> None
     assert alone["text"] == first[0]["text"]
 
 
+def test_no_top_k_may_be_written_in_two_ways(server: Served) -> None:
+    """llama-server takes both, and so do the clients that are made for it."""
+    every, other = (
+        server.post("/v1/completions", asked(PROMPTS[0], temperature=1, seed=4, top_k=top_k))
+        for top_k in (0, -1)
+    )
+    assert every.json()["choices"] == other.json()["choices"]
+
+
 def test_stop_texts_end_a_reply_and_are_not_in_it(server: Served, texts: dict[str, str]) -> None:
     text = texts[PROMPTS[0]]
     stop = text[10:13]

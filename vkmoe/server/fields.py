@@ -59,7 +59,7 @@ class ReplyFields(Body):
     stop: str | Many[str] | None = None
     temperature: Annotated[Number, Field(ge=0)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # 0, -1: all
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
@@ -114,6 +114,7 @@ class ReplyFields(Body):
         asked = self.model_dump(include=names, exclude_none=True)
         if self.temperature is not None:
             asked["temp"] = self.temperature
+        asked |= {"top_k": max(0, self.top_k)} if self.top_k is not None else {}
         seed = asked.pop("seed", default.seed)
         if seed is not None and seed >= 0:
             child = np.random.SeedSequence([seed, index]).generate_state(1)
