@@ -17,6 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from vkmoe.llm import LLM
+from vkmoe.server.engine_thread import EngineThread
+
 LONG = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
 
 
@@ -93,3 +96,21 @@ def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vkmoe", "serve", "--port", "0", str(tmp_path / "x.gguf")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "error:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_model_that_is_still_being_loaded_is_not_waited_for() -> None:
+    """Large ones take minutes; what was loaded of it is freed."""
+    is_loading, goes_on = threading.Event(), threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        is_loading.set()
+        goes_on.wait(60)
+        engine.loaded(done, total)
+
+    engine = EngineThread(lambda: LLM(None, ctx_size=256, progress=progress), 1)
+    engine.start()
+    assert is_loading.wait(60)
+    engine.end()
+    goes_on.set()
+    engine.join()
+    assert engine.state == "ended" and engine.error is None and not engine.was_ready

@@ -23,6 +23,7 @@ from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
+    from vkmoe.placement.placer import Progress
 
 __all__ = ["serve"]
 
@@ -85,7 +86,7 @@ def serve(
     if host not in ("127.0.0.1", "localhost", "::1") and not keys and not quiet:
         note("whatever reaches this address may use the model: --api-key asks for a key")
     with log_as_notes(quiet):
-        thread = EngineThread(lambda: _load(chosen, engine, quiet), max_queue)
+        thread = EngineThread(lambda: _load(chosen, engine, quiet, thread.loaded), max_queue)
         name = alias or (Path(chosen).stem if chosen is not None else "demo")
         service = Service(thread, name, sampling, timeout or None)
         listening = bind(host, port)
@@ -109,10 +110,10 @@ def _say(address: str, quiet: bool) -> None:
         note(f"listening at {address}; base URL for clients: {address}/v1")
 
 
-def _load(model: str | None, config: EngineConfig, quiet: bool) -> LLM:
+def _load(model: str | None, config: EngineConfig, quiet: bool, progress: Progress) -> LLM:
     from vkmoe.llm import LLM
 
-    llm = LLM(model, config)
+    llm = LLM(model, config, progress=progress)
     if not quiet:
         with suppress(VkmoeError):
             for line in notes_at_start(llm, config):

@@ -20,7 +20,7 @@ from vkmoe.generate.loop import Generation, Request
 from vkmoe.llm import LLM
 from vkmoe.server.errors import unavailable
 
-__all__ = ["EngineThread", "State"]
+__all__ = ["EngineThread", "LoadingEnded", "State"]
 
 State = Literal["loading", "ready", "failed", "ended"]
 Result = TypeVar("Result")
@@ -28,6 +28,10 @@ Result = TypeVar("Result")
 _RESTARTS = 1  # after a lost device
 
 log = logging.getLogger("vkmoe")
+
+
+class LoadingEnded(Exception):
+    """Ends the loading of a model that nothing will use any more."""
 
 
 class EngineThread:
@@ -134,12 +138,19 @@ class EngineThread:
 
     # ----- on the thread -----
 
+    def loaded(self, done: int, total: int) -> None:
+        """Note how much is loaded, as `progress` of LLM. Raises LoadingEnded once it is to end."""
+        if self._is_ending:
+            raise LoadingEnded
+
     def _run(self) -> None:
         try:
             while self._serve_once() and self.n_restarts < _RESTARTS:
                 self.n_restarts += 1
                 self.error, self.state = None, "loading"
                 log.warning("the device was lost: loading the model again")
+        except LoadingEnded:
+            log.info("the model was not loaded: the server ends")
         except VkmoeError as error:
             self.error = error
         except Exception as error:
