@@ -90,6 +90,40 @@ def test_a_call_that_is_demanded_comes(client: openai.OpenAI, choice: Any) -> No
     assert not any(chunk.delta.content for chunk in chunks)
 
 
+def test_an_answer_of_a_form_or_calls_come_where_both_are_allowed(
+    calling: Served, client: openai.OpenAI
+) -> None:
+    """At once and streamed, as the model likes; here it is made to like one or the other."""
+    mark, brace = (
+        calling.post("/tokenize", {"content": text}).json()["tokens"][0] for text in ("<", "{")
+    )
+    form: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}
+    common: Any = {"model": "demo", "messages": ASK, "tools": [TOOL], "response_format": form}
+    common |= {"parallel_tool_calls": False, "seed": 2, "max_tokens": 300}
+    for token, is_call in ((mark, True), (brace, False)):
+        asked = {**common, "logit_bias": {str(token): 100}}
+        choice = client.chat.completions.create(**asked).choices[0]
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        content = "".join(each.choices[0].delta.content or "" for each in chunks)
+        if is_call:
+            assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
+            (call,) = choice.message.tool_calls
+            assert call.type == "function" and is_asked(call.function.arguments)
+            assert not choice.message.content and not content
+        else:
+            assert choice.finish_reason == "stop" and not choice.message.tool_calls
+            assert is_asked(choice.message.content or "") and content == choice.message.content
+    cannot = {"name": "w", "schema": {"not": {"type": "string"}}}
+    with pytest.raises(openai.BadRequestError):
+        unkept: Any = {"type": "json_schema", "json_schema": cannot}
+        client.chat.completions.create(**{**common, "response_format": unkept})
+    # Calls that are demanded leave no room for another answer; with none, the form is kept.
+    none = client.chat.completions.create(**common, tool_choice="none").choices[0]
+    assert is_asked(none.message.content or "") and not none.message.tool_calls
+    only = client.chat.completions.create(**common, tool_choice="required").choices[0]
+    assert only.message.tool_calls
+
+
 def test_no_tool_is_called_that_is_not_to_be(client: openai.OpenAI) -> None:
     done = client.chat.completions.create(
         model="demo", messages=ASK, tools=[TOOL], tool_choice="none", max_tokens=20, temperature=0

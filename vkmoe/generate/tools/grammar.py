@@ -1,4 +1,4 @@
-"""This module demands tool calls: it writes the grammar of replies that can only be calls.
+"""This module writes the grammar of replies that can only be calls, or only of a form.
 
 The grammar is in llguidance's dialect of Lark. What computes with it is no subject of this module.
 """
@@ -55,12 +55,16 @@ def form_grammar(
     in_lark: InLark,
     *,
     in_thought: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+    parallel: bool = True,
 ) -> str:
     """Return the grammar of an answer by a JSON schema, after an optional thought.
 
-    For families that think; `in_thought`: the prompt ends inside a thought, which must end first.
+    With `tools`, calls of them may come instead; `parallel` allows several. `in_thought`: the
+    prompt ends inside a thought, which must end first. A family without calls has none.
     """
-    return _Grammar(family, [], in_lark).of_form(schema, in_thought)
+    functions = [function_of(tool) for tool in tools if family.name != "none"]
+    return _Grammar(family, functions, in_lark).of_form(schema, parallel, in_thought)
 
 
 class _Grammar:
@@ -72,30 +76,34 @@ class _Grammar:
         self._family, self._functions, self._in_lark = family, functions, in_lark
 
     def text(self, parallel: bool, in_thought: bool) -> str:
-        """Return the rules, the first one first."""
-        name = self._family.name
-        several = parallel and name not in _ONE_ONLY
-        before = "thought_end" if in_thought else "thought?"
-        has_thought = name == "harmony" or self._family.thought is not None
-        rules = [
-            f"start: {before if has_thought else ''} calls",
-            *(self._thought() if has_thought else ()),
-            f"calls: {self._calls(several)}",
-            "call: " + " | ".join(f"call_{i}" for i in range(len(self._functions))),
-        ]
-        for i, function in enumerate(self._functions):
-            rules.append(f"call_{i}: {self._call(function)}")
-        if name == "qwen-coder":
-            rules.append('value[suffix="\\n</parameter>\\n"]: /(?s:.*)/')
-        return "\n".join(rules) + "\n"
+        """Return the rules of calls, the first one first."""
+        return self._written(["calls"], [*self._call_rules(parallel)], in_thought)
 
-    def of_form(self, schema: Mapping[str, Any] | bool, in_thought: bool) -> str:
-        """Return the rules of an answer by a schema, the first one first."""
-        before = "thought_end" if in_thought else "thought?"
+    def of_form(self, schema: Mapping[str, Any] | bool, parallel: bool, in_thought: bool) -> str:
+        """Return the rules of an answer by a schema or of calls, the first one first."""
         is_harmony = self._family.name == "harmony"
         mark = self._marked(f"{CHANNEL}final{MESSAGE}") if is_harmony else ""
-        answer = f"answer: {mark} {self._in_lark(schema)}"
-        return "\n".join([f"start: {before} answer", *self._thought(), answer]) + "\n"
+        rules = [f"answer: {mark} {self._in_lark(schema)}"]
+        if not self._functions:
+            return self._written(["answer"], rules, in_thought)
+        return self._written(["answer", "calls"], [*rules, *self._call_rules(parallel)], in_thought)
+
+    def _written(self, choices: Sequence[str], rules: Sequence[str], in_thought: bool) -> str:
+        """Put the rules of what a reply may be behind those of an optional thought."""
+        has_thought = self._family.name == "harmony" or self._family.thought is not None
+        before = "thought_end" if in_thought else "thought?"
+        start = f"start: {before if has_thought else ''} ({' | '.join(choices)})"
+        return "\n".join([start, *(self._thought() if has_thought else ()), *rules]) + "\n"
+
+    def _call_rules(self, parallel: bool) -> Iterator[str]:
+        """Write the rules of one call or several."""
+        name = self._family.name
+        yield f"calls: {self._calls(parallel and name not in _ONE_ONLY)}"
+        yield "call: " + " | ".join(f"call_{i}" for i in range(len(self._functions)))
+        for i, function in enumerate(self._functions):
+            yield f"call_{i}: {self._call(function)}"
+        if name == "qwen-coder":
+            yield 'value[suffix="\\n</parameter>\\n"]: /(?s:.*)/'
 
     def _thought(self) -> Iterator[str]:
         """Write the rules of a thought, and of what is left of one that has begun."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from vkmoe.errors import PromptError, UsageError
+from vkmoe.errors import PromptError
 from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.loop import Piece, Request
 from vkmoe.generate.tools import (
@@ -75,14 +75,20 @@ class Conversation:
             return llm.constraints.lark(grammar)
         if self.schema is None:
             return None
-        if self.offered:
-            raise UsageError(
-                "a form of the reply cannot be kept beside tools", "set tool_choice to none"
-            )
-        if family.thought is None and family.name != "harmony":
+        tools = self.offered if family.name != "none" else []
+        if family.thought is None and family.name != "harmony" and not tools:
             return llm.constraints.json_schema(self.schema)
-        write = llm.constraints.json_in_lark
-        grammar = form_grammar(family, self.schema, write, in_thought=in_thought)
+        if tools:  # whose schemas are kept to as far as that can be; the answer's must be
+            llm.constraints.json_schema(self.schema)
+        write = partial(llm.constraints.json_in_lark, lenient=bool(tools))
+        grammar = form_grammar(
+            family,
+            self.schema,
+            write,
+            in_thought=in_thought,
+            tools=tools,
+            parallel=self.parallel_calls,
+        )
         return llm.constraints.lark(grammar)
 
 
