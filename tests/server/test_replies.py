@@ -244,6 +244,10 @@ def test_tokens_and_templates_are_the_models(server: Served) -> None:
     prompt = server.post("/apply-template", {"messages": messages}).json()["prompt"]
     assert prompt.endswith("a\nb\n")
     props = server.client.get("/props").json()
+    meta = server.client.get("/v1/models").json()["data"][0]["meta"]
+    assert meta["n_embd"] == 256 and meta["n_params"] > meta["size"] > 20 << 20
+    assert props["bos_token"] == props["eos_token"] == "<|endoftext|>"
+    assert props["model_path"] == "demo.gguf" and not props["modalities"]["vision"]
     assert props["total_slots"] == 2 and "message.content" in props["chat_template"]
 
 
@@ -274,6 +278,19 @@ def test_chunks_have_timings_where_that_is_asked_for(server: Served) -> None:
                 numbers = [each["predicted_n"] for each in timed]
                 assert numbers[-1] == 20 and numbers == sorted(numbers) and numbers[0] > 0
                 assert len(timed) > 5 if wanted else len(timed) == 1
+
+
+def test_progress_goes_up_to_the_whole_prompt(server: Served) -> None:
+    """Also of a prompt that is read at once, or that was read before."""
+    messages = [{"role": "user", "content": "progress of this " * 5}]
+    body = {"messages": messages, "max_tokens": 3, "temperature": 0, "return_progress": True}
+    for was_read in (False, True):
+        found = list(events(server, "/v1/chat/completions", body))
+        shown = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
+        done = [each["processed"] for each in shown]
+        assert done == sorted(set(done)) and done[-1] == shown[-1]["total"] > 10
+        assert (shown[-1]["cache"] > 10) == was_read
+        assert all(not c["choices"][0]["delta"] for c in found if "prompt_progress" in c)
 
 
 LONG = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True}

@@ -235,10 +235,12 @@ class _Answer:
         """Yield the events of a stream: roles first, reasons to end last."""
         for index in range(len(self._replies)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
+        n_read = dict.fromkeys(range(len(self._replies)), -1)
         async for index, news in merged(self._replies, PATIENCE):
             if news.is_silent:
                 yield COMMENT
-            if self._asked.return_progress and not news.pieces:
+            if self._asked.return_progress and news.n_read != n_read[index]:
+                n_read[index] = news.n_read
                 yield self._progress(index, news)
             logprobs = self._logprobs(news.pieces)
             more = self._timings(index) if self._asked.timings_per_token else {}
@@ -318,4 +320,5 @@ class _Answer:
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._llm.tokenizer.token_bytes(token_id, after_special=False)
-        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+        text = data.decode("utf-8", "replace")
+        return {"id": token_id, "token": text, "logprob": logprob, "bytes": list(data)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.server.api.chat import ChatFields
 from vkmoe.server.api.shapes import (
     HealthShape,
@@ -61,10 +63,14 @@ async def health(service: Service, request: HttpRequest) -> Response:
 def _model(service: Service) -> dict[str, Any]:
     model = {"id": service.alias, "object": "model", "created": service.started}
     llm = service.engine.llm
+    tensors = llm.engine.model.file.tensors.values()
     meta = {
         "n_vocab": llm.spec.n_vocab,
         "n_ctx": llm.engine.ctx_size,
         "n_ctx_train": llm.spec.context_length,
+        "n_embd": llm.spec.width,
+        "n_params": sum(tensor.n_weights for tensor in tensors),
+        "size": sum(tensor.n_bytes for tensor in tensors),
         "architecture": llm.spec.architecture,
     }
     return {**model, "owned_by": "vkmoe", "meta": meta}
@@ -131,6 +137,7 @@ async def props(service: Service, request: HttpRequest) -> Response:
                     "top_p": given.top_p,
                     "min_p": given.min_p,
                     "repeat_penalty": given.repeat_penalty,
+                    "repeat_last_n": given.repeat_last_n,
                     "presence_penalty": given.presence_penalty,
                     "frequency_penalty": given.frequency_penalty,
                     "seed": given.seed,
@@ -138,8 +145,12 @@ async def props(service: Service, request: HttpRequest) -> Response:
             },
             "total_slots": llm.engine.n_regions,
             "model_alias": service.alias,
+            "model_path": Path(llm.engine.model.file.path).name,  # where it lies stays here
+            "modalities": {"vision": False, "video": False, "audio": False},
             "chat_template": service.template(llm).source,
             "has_chat_template": llm.has_chat_template,
+            "bos_token": _token(llm.tokenizer, llm.tokenizer.bos_id),
+            "eos_token": _token(llm.tokenizer, llm.tokenizer.eos_id),
             "build_info": f"vkmoe {_version()}",
             "device": llm.device_info.name,
         }
@@ -169,6 +180,10 @@ async def slots(service: Service, request: HttpRequest) -> Response:
 async def metrics(service: Service, request: HttpRequest) -> Response:
     """Write the counts for Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _token(tokenizer: Tokenizer, token_id: int | None) -> str:
+    return "" if token_id is None else tokenizer.token_text(token_id)
 
 
 def _version() -> str:
