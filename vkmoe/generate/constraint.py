@@ -60,6 +60,10 @@ class Constraints:
         self._lock = Lock()
         self._built: LLTokenizer | None = None
 
+    def prepare(self) -> None:
+        """Build what the first form needs, if that was not done: up to a second, once."""
+        self._vocabulary()
+
     def json_schema(self, schema: Mapping[str, Any] | bool, lenient: bool = False) -> Constraint:
         """Allow JSON that a schema describes; what `$ref` names must be in the schema itself.
 
@@ -362,8 +366,8 @@ def _unusable(what: str, error: str) -> UsageError:
     )
 
 
-def _stuck(reason: str) -> VkmoeError:
-    return VkmoeError(
+def _stuck(reason: str) -> UsageError:
+    return UsageError(
         f"the reply cannot be kept to the form that was asked for: {reason}",
         "ask for a simpler schema or grammar",
     )

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from vkmoe.errors import DeviceLostError, VkmoeError
+from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Generation, Request
 from vkmoe.llm import LLM
 from vkmoe.server.errors import unavailable
@@ -168,9 +169,11 @@ class EngineThread:
         """Load the model and serve it to the end; return whether the device was lost."""
         llm = self._load()
         is_lost = False
+        preparing = threading.Thread(target=_prepare, args=(llm.constraints,), name="forms")
         try:
             with self._changed:
                 self._llm, self.state, self.was_ready = llm, "ready", True
+            preparing.start()
             self._serve(llm)
         except DeviceLostError as error:
             is_lost = True
@@ -224,6 +227,12 @@ class EngineThread:
         for generation in tuple(self._listeners):
             generation.end("interrupt", reason)
             self._tell(generation)
+
+
+def _prepare(constraints: Constraints) -> None:
+    """Build the vocabulary of forms before a request needs it; without llguidance, nothing."""
+    with suppress(VkmoeError):
+        constraints.prepare()
 
 
 def _answer(function: Callable[[LLM], Any], future: Future[Any], llm: LLM) -> None:

@@ -8,6 +8,7 @@ import secrets
 import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -28,7 +29,6 @@ from vkmoe.server.replies import Reply
 from vkmoe.view.experts import ExpertView
 
 __all__ = [
-    "MOST_PROMPTS",
     "PATIENCE",
     "Service",
     "Views",
@@ -44,6 +44,7 @@ Result = TypeVar("Result")
 _JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 10.0  # seconds of silence until a stream has a sign of life
 MOST_PROMPTS = 64  # of a request
+_FORM_THREADS = 2
 
 
 class Views:
@@ -71,11 +72,17 @@ class Service:
 
     def __post_init__(self) -> None:
         self.metrics, self.views = Metrics(self.engine), Views()
+        self._for_forms = ThreadPoolExecutor(_FORM_THREADS, thread_name_prefix="forms")
 
-    async def off_loop(self, work: Callable[[], Result]) -> Result:
-        """Do what may take long on another thread. Raises ApiError for a VkmoeError."""
+    async def off_loop(self, work: Callable[[], Result], is_form: bool = False) -> Result:
+        """Do what may take long on another thread. Raises ApiError for a VkmoeError.
+
+        Compiling the form of a reply may take seconds: it has threads of its own, so that what
+        other requests need done does not wait for it.
+        """
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.to_thread(work)
+            return await loop.run_in_executor(self._for_forms if is_form else None, work)
         except VkmoeError as error:
             raise api_error(error) from error
 
@@ -101,6 +108,11 @@ class Service:
         """Return how the model writes thoughts and calls. Raises VkmoeError as `template` does."""
         return family_of(self.template(llm).source, llm.tokenizer)
 
+    def check_number(self, n_prompts: int, asked: ReplyFields) -> None:
+        """Refuse too many replies at once. Raises ApiError."""
+        if n_prompts * asked.n_replies > MOST_PROMPTS:
+            raise ApiError(400, f"at most {MOST_PROMPTS} replies at once", param="n")
+
     def requests(
         self, llm: LLM, prompts: Sequence[Sequence[int]], asked: ReplyFields, **more: Any
     ) -> list[Request]:
@@ -108,8 +120,7 @@ class Service:
 
         Raises ApiError.
         """
-        if len(prompts) * asked.n_replies > MOST_PROMPTS:
-            raise ApiError(400, f"at most {MOST_PROMPTS} replies at once", param="n")
+        self.check_number(len(prompts), asked)
         try:
             return [
                 llm.request(

@@ -19,7 +19,6 @@ from vkmoe.server.fields import Many, ReplyFields, read_body
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import Reply, merged, until_gone
 from vkmoe.server.service import (
-    MOST_PROMPTS,
     PATIENCE,
     Service,
     finish_reason,
@@ -47,10 +46,9 @@ class CompletionFields(ReplyFields):
 async def complete(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a completion."""
     asked = await read_body(request, CompletionFields)
-    llm = service.engine.llm
-    prompts = [
-        await service.prompt(llm, partial(_encoded, llm, prompt)) for prompt in _prompts(asked)
-    ]
+    llm, given = service.engine.llm, _prompts(asked)
+    service.check_number(len(given), asked)
+    prompts = [await service.prompt(llm, partial(_encoded, llm, prompt)) for prompt in given]
     more = {"n_logprobs": asked.logprobs, "with_routing": bool(asked.return_routed_experts)}
     requests = service.requests(llm, prompts, asked, **more)
     echoed = [llm.tokenizer.decode(prompt) if asked.echo else "" for prompt in prompts]
@@ -71,8 +69,6 @@ def _prompts(asked: CompletionFields) -> list[str | Tokens]:
         raise ApiError(400, "the prompt is empty", param="prompt")
     if isinstance(prompt[0], int):
         return [prompt]
-    if len(prompt) > MOST_PROMPTS:  # before they are encoded
-        raise ApiError(400, f"at most {MOST_PROMPTS} prompts at once", param="prompt")
     return list(prompt)
 
 

@@ -56,6 +56,11 @@ class Conversation:
         # A model without a template of its own has none that begins the text as it wants.
         return llm.tokenizer.encode(prompt, add_special=not llm.has_chat_template)
 
+    @property
+    def has_form(self) -> bool:
+        """Say whether `constraint` has something to do."""
+        return self.schema is not None or self.tool_choice not in ("none", "auto")
+
     def constraint(self, llm: LLM, family: ToolFamily, in_thought: bool) -> Constraint | None:
         """Return what keeps the reply to its form; None: nothing. Raises VkmoeError."""
         if self.tool_choice not in ("none", "auto"):
@@ -141,15 +146,16 @@ async def begin(
     """Let the replies to a conversation begin. Raises ApiError where they cannot."""
     llm = service.engine.llm
 
-    def prepare() -> tuple[list[int], bool, Constraint | None]:
-        text = conversation.prompt(service, llm)
-        ids = conversation.tokens(llm, text)
-        in_thought = service.family(llm).begins_in_thought(text)
-        return ids, in_thought, conversation.constraint(llm, service.family(llm), in_thought)
+    def prepare() -> tuple[list[int], ToolFamily, bool]:
+        text, family = conversation.prompt(service, llm), service.family(llm)
+        return conversation.tokens(llm, text), family, family.begins_in_thought(text)
 
-    ids, in_thought, constraint = await service.off_loop(prepare)
-    prompt = service.fitting(llm, ids)
-    family = service.family(llm)
+    ids, family, in_thought = await service.off_loop(prepare)
+    prompt, constraint = service.fitting(llm, ids), None
+    if conversation.has_form:
+        constraint = await service.off_loop(
+            partial(conversation.constraint, llm, family, in_thought), is_form=True
+        )
     more = {"n_logprobs": n_logprobs, "constraint": constraint, "shown": family.shown}
     requests: Sequence[Request] = service.requests(
         llm, [prompt], asked, **more, with_routing=with_routing

@@ -95,14 +95,16 @@ async def one_model(service: Service, request: HttpRequest) -> Response:
 async def tokenize(service: Service, request: HttpRequest) -> Response:
     """Turn a text into token ids."""
     asked, tokenizer = await read_body(request, _Text), service.engine.llm.tokenizer
-    ids = await service.off_loop(
-        lambda: tokenizer.encode(asked.content, asked.add_special, asked.parse_special)
-    )
-    if not asked.with_pieces:
-        return _json({"tokens": ids})
-    pieces = [tokenizer.token_bytes(each, after_special=False) for each in ids]
-    texts = [piece.decode("utf-8", "replace") for piece in pieces]
-    return _json({"tokens": [{"id": i, "piece": t} for i, t in zip(ids, texts, strict=True)]})
+
+    def tokens() -> list[int] | list[dict[str, Any]]:
+        ids = tokenizer.encode(asked.content, asked.add_special, asked.parse_special)
+        if not asked.with_pieces:
+            return ids
+        pieces = [tokenizer.token_bytes(each, after_special=False) for each in ids]
+        texts = [piece.decode("utf-8", "replace") for piece in pieces]
+        return [{"id": i, "piece": text} for i, text in zip(ids, texts, strict=True)]
+
+    return _json({"tokens": await service.off_loop(tokens)})
 
 
 @described(TextShape, body=_Tokens)
@@ -111,7 +113,7 @@ async def detokenize(service: Service, request: HttpRequest) -> Response:
     asked, tokenizer = await read_body(request, _Tokens), service.engine.llm.tokenizer
     if bad := [each for each in asked.tokens if not 0 <= each < tokenizer.n_vocab]:
         raise ApiError(400, f"token id {bad[0]} is not one of {tokenizer.n_vocab}", param="tokens")
-    return _json({"content": tokenizer.decode(asked.tokens)})
+    return _json({"content": await service.off_loop(lambda: tokenizer.decode(asked.tokens))})
 
 
 @described(PromptShape, body=ChatFields)
