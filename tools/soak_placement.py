@@ -117,7 +117,7 @@ def _run_residents(all_right: list[Right]) -> None:
 
 def _judge(right: Right, case: Case, number: int, again: str) -> bool:
     """Run a case; whether its options were refused. Exits at a difference."""
-    began = time.monotonic()
+    began, before = time.monotonic(), set(threading.enumerate())
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     print(f"{again}: {case}", flush=True)
     try:
@@ -128,7 +128,7 @@ def _judge(right: Right, case: Case, number: int, again: str) -> bool:
         return True
     finally:
         faulthandler.cancel_dump_traceback_later()
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("vkmoe")]
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
     if left:
         sys.exit(f"DIFFERENT: threads are left: {left}")
     print(f"    same  {rate}  {time.monotonic() - began:.1f} s", flush=True)

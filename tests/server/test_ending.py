@@ -113,4 +113,4 @@ def test_a_model_that_is_still_being_loaded_is_not_waited_for() -> None:
     engine.end()
     goes_on.set()
     engine.join()
-    assert engine.state == "ended" and engine.error is None and not engine.was_ready
+    assert engine.state == "ended" and engine.error is None

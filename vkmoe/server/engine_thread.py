@@ -45,7 +45,6 @@ class EngineThread:
         """Begin with nothing; at most `max_queue` replies wait for their turn."""
         self.state: State = "loading"
         self.error: VkmoeError | None = None  # why it failed
-        self.was_ready = False
         self.n_restarts = 0
         self._load, self._max_queue = load, max_queue
         self._llm: LLM | None = None
@@ -75,6 +74,11 @@ class EngineThread:
         raise unavailable(f"the model is not there: {self.error or 'the server ends'}", 30)
 
     @property
+    def has_failed(self) -> bool:
+        """Say whether there is no model, and there will be none."""
+        return self.state == "failed" and not self._thread.is_alive()
+
+    @property
     def n_running(self) -> int:
         """Count the replies that have a region of the KV caches."""
         llm = self._llm
@@ -94,7 +98,7 @@ class EngineThread:
         llm = self.llm
         if self._is_ending:
             raise unavailable("the server ends", 30)
-        if llm.scheduler.n_waiting >= self._max_queue:
+        if self.n_running + self.n_waiting >= llm.engine.n_regions + self._max_queue:
             n = f"{self._max_queue} request{'s' * (self._max_queue != 1)}"
             raise unavailable(f"{n} wait already; --max-queue allows no more", code="queue_full")
         generation = Generation(request, llm.tokenizer, llm.engine.ctx_size)
@@ -172,7 +176,7 @@ class EngineThread:
         preparing = threading.Thread(target=_prepare, args=(llm.constraints,), name="forms")
         try:
             with self._changed:
-                self._llm, self.state, self.was_ready = llm, "ready", True
+                self._llm, self.state = llm, "ready"
             preparing.start()
             self._serve(llm)
         except DeviceLostError as error:

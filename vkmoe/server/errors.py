@@ -67,7 +67,10 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        """Say when to try again, or not to: the clients of both APIs do so by themselves."""
+        if self.retry_after is not None:
+            return {"Retry-After": str(self.retry_after)}
+        return {"X-Should-Retry": "false"} if self.status >= 500 else {}
 
 
 def context_exceeded(n_prompt_tokens: int, n_ctx: int) -> ApiError:

@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
 from vkmoe.server.engine_thread import EngineThread
-from vkmoe.server.errors import api_error, unavailable
+from vkmoe.server.errors import ApiError, api_error, unavailable
 from vkmoe.server.metrics import Metrics
 
 __all__ = ["ClientGone", "News", "Reply", "merged", "until_gone"]
@@ -92,8 +92,8 @@ class Reply:
             await asyncio.wait_for(self._changed.wait(), min(waits, default=None))
         except TimeoutError:
             if left is not None and (patience is None or left <= patience):
-                raise unavailable(
-                    "the reply took too long: see --timeout", code="timeout"
+                raise ApiError(
+                    503, "the reply took too long: see --timeout", code="timeout"
                 ) from None
             return False
         return True
@@ -120,8 +120,13 @@ class Reply:
         return self.generation.statistics(load_seconds=0.0)
 
 
-async def until_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) -> Result:
-    """Do some work while the client waits for it. Raises ClientGone, with the work cancelled."""
+async def until_gone(
+    request: HttpRequest, work: Coroutine[Any, Any, Result], replies: Sequence[Reply]
+) -> Result:
+    """Do some work while the client waits for it. Raises ClientGone, with the work cancelled.
+
+    When it ends, however that comes about, `replies` are cancelled.
+    """
     doing = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(request.receive))
     try:
@@ -132,6 +137,8 @@ async def until_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) ->
     finally:
         for task in (doing, leaving):
             task.cancel()
+        for reply in replies:  # work that was cancelled before it began has not done so
+            reply.cancel()
         await asyncio.gather(doing, leaving, return_exceptions=True)
 
 

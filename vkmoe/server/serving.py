@@ -46,9 +46,8 @@ class _Server(uvicorn.Server):
         self._engine, self._drain_s = engine, drain_s
 
     async def on_tick(self, counter: int) -> bool:
-        """Say whether to end, ten times a second: also where the model could not be loaded."""
-        never_ready = self._engine.state == "failed" and not self._engine.was_ready
-        return await super().on_tick(counter) or never_ready
+        """Say whether to end, ten times a second: also where there will be no model."""
+        return await super().on_tick(counter) or self._engine.has_failed
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -59,10 +59,11 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             await send(start)
-            await until_gone(Request(scope, receive), self._send_all(send, scope["path"]))
+            sending = self._send_all(send, scope["path"])
+            await until_gone(Request(scope, receive), sending, self._replies)
         except (ClientGone, OSError):
             return
-        finally:
+        finally:  # also where nothing could be sent
             for reply in self._replies:
                 reply.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -6,7 +6,7 @@ import json
 from typing import NoReturn
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vkmoe.generate.tools.json_text import is_json
@@ -20,6 +20,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
+SETTINGS = settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 SPOILED = st.text(alphabet='{}[]:,"\\u0aE-+.1 \ntruefalsn', max_size=12)
 
 
@@ -34,12 +35,14 @@ def is_json_in_python(text: str) -> bool:
     return text == text.strip()
 
 
+@SETTINGS
 @given(VALUES, st.booleans())
 def test_every_value_is_taken(value: object, ascii_only: bool) -> None:
     assert is_json(json.dumps(value, ensure_ascii=ascii_only))
     assert is_json(json.dumps(value, indent=1))
 
 
+@SETTINGS
 @given(VALUES, SPOILED, st.integers(0, 50))
 def test_what_python_refuses_is_refused(value: object, spoiled: str, place: int) -> None:
     text = json.dumps(value)

@@ -172,7 +172,8 @@ class ByteLevelCodec:
                 f"the model's vocabulary has no token for byte 0x{min(absent):02x} of the prompt",
                 "leave that character out: this model cannot read it",
             )
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # As a batch: only then does the package let other threads of Python go on.
+        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
 
     def token_bytes(self, text: str) -> bytes:

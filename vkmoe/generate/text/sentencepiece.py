@@ -48,7 +48,8 @@ class SentencePieceCodec:
         spelled = prefix + text.replace(" ", _BLANK)
         if self.has_equal_scores:
             return self.encode_plainly(spelled)
-        found = self._backend.encode(spelled, add_special_tokens=False).ids
+        # As a batch: only then does the package let other threads of Python go on.
+        found = self._backend.encode_batch([spelled], add_special_tokens=False)[0].ids
         return [i for token in found for i in self._spelled.get(token, (token,))]
 
     def encode_plainly(self, spelled: str) -> list[int]:

@@ -155,7 +155,7 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
     answer = _Answer(service, asked, begun)
     if streams:
         return EventStream(answer.events(), begun.replies)
-    body = await until_gone(request, answer.whole())
+    body = await until_gone(request, answer.whole(), begun.replies)
     return Response(json_bytes(body), media_type="application/json")
 
 
@@ -228,7 +228,7 @@ class _Answer:
             reason, logprobs = self._reason(index, reply), self._logprobs(pieces[index])
             choice = {"index": index, "message": message, "finish_reason": reason}
             choices.append({**choice, "logprobs": logprobs, **routed_experts(self._llm, reply)})
-        end = {"usage": usage(self._replies), **self._timings(-1)}
+        end = {"usage": self._usage(), **self._timings(-1)}
         return {**self._base, "object": "chat.completion", "choices": choices, **end}
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -259,9 +259,14 @@ class _Answer:
             more = self._timings(-1) if is_last else {}
             yield event({**self._head, "choices": [choice], **more})
         if self._asked.with_usage:
-            end = {"usage": usage(self._replies), **self._timings(-1)}
+            end = {"usage": self._usage(), **self._timings(-1)}
             yield event({**self._head, "choices": [], **end})
         yield event("[DONE]")
+
+    def _usage(self) -> dict[str, Any]:
+        n_thought = sum(text.n_thought for text in self._texts)
+        details = {"completion_tokens_details": {"reasoning_tokens": n_thought}}
+        return usage(self._replies) | details
 
     def _timings(self, index: int) -> dict[str, Any]:
         return {"timings": timings(self._replies[index].statistics)}

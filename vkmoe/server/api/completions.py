@@ -56,7 +56,7 @@ async def complete(service: Service, request: HttpRequest) -> Response:
     answer = _Answer(service, llm, asked, replies, echoed)
     if asked.stream:
         return EventStream(answer.events(), replies)
-    body = await until_gone(request, answer.whole())
+    body = await until_gone(request, answer.whole(), replies)
     return Response(json_bytes(body), media_type="application/json")
 
 

@@ -129,6 +129,10 @@ async def apply_template(service: Service, request: HttpRequest) -> Response:
 async def props(service: Service, request: HttpRequest) -> Response:
     """Describe the server, as llama-server does."""
     llm, given = service.engine.llm, service.sampling
+    try:
+        template = await service.off_loop(lambda: service.template(llm).source)
+    except ApiError:  # one that cannot be used, as a request that needs it will say
+        template = ""
     return _json(
         {
             "default_generation_settings": {
@@ -149,7 +153,7 @@ async def props(service: Service, request: HttpRequest) -> Response:
             "model_alias": service.alias,
             "model_path": Path(llm.engine.model.file.path).name,  # where it lies stays here
             "modalities": {"vision": False, "video": False, "audio": False},
-            "chat_template": service.template(llm).source,
+            "chat_template": template,
             "has_chat_template": llm.has_chat_template,
             "bos_token": _token(llm.tokenizer, llm.tokenizer.bos_id),
             "eos_token": _token(llm.tokenizer, llm.tokenizer.eos_id),

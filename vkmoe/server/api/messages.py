@@ -150,7 +150,7 @@ async def answer_message(service: Service, request: HttpRequest) -> Response:
     answer = _Answer(service, begun)
     if streams:
         return EventStream(answer.events(), begun.replies, named_errors=True)
-    body = await until_gone(request, answer.whole())
+    body = await until_gone(request, answer.whole(), begun.replies)
     return Response(json_bytes(body), media_type="application/json")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -82,20 +82,24 @@ class _ResponseFields(ReplyFields):
         return Conversation(
             messages,
             names_of_effort(self.reasoning.effort if self.reasoning else None),
-            checked_tools([_tool(tool, index) for index, tool in enumerate(self.tools or ())]),
+            checked_tools(_functions(self.tools or ())),
             choice if isinstance(choice, str) else choice.name,
             self.parallel_tool_calls is not False,
             schema,
         )
 
 
-def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return a tool in the form that chats have. Raises ApiError for one that is no function."""
-    if tool.get("type") != "function":
-        kind = tool.get("type")
-        raise ApiError(400, f"tools are functions here, not {kind!r}", param=f"tools.{index}")
+def _functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools that are functions, in the form that chats have.
+
+    Clients offer others besides, such as a search of OpenAI's own, which a model need not call.
+    """
     names = ("name", "description", "parameters")
-    return {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
+    return [
+        {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}
+        for tool in tools
+        if tool.get("type") == "function"
+    ]
 
 
 def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -148,7 +152,7 @@ async def answer_response(service: Service, request: HttpRequest) -> Response:
     answer = _Answer(service, asked, begun)
     if streams:
         return EventStream(answer.events(), begun.replies, named_errors=True)
-    body = await until_gone(request, answer.whole())
+    body = await until_gone(request, answer.whole(), begun.replies)
     return Response(json_bytes(body), media_type="application/json")
 
 
