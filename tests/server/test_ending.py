@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -114,3 +115,28 @@ def test_a_model_that_is_still_being_loaded_is_not_waited_for() -> None:
     goes_on.set()
     engine.join()
     assert engine.state == "ended" and engine.error is None
+
+
+def test_the_limit_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
+    """With one signal: two replies run, thirty wait; records are written, the exit code is 0."""
+    stats, profile = tmp_path / "stats.json", tmp_path / "profile.json"
+    options = ["--ctx-size", "1024", "--parallel", "2", "--expert-slots", "8"]
+    options += ["--expert-stats", str(stats), "--expert-profile", str(profile)]
+    many = {**LONG, "n": 16}
+    with served(*options) as (process, address, lines):
+        wait(address)
+
+        def stream(_: int) -> list[str]:
+            with httpx.stream("POST", f"{address}/v1/completions", json=many, timeout=60) as answer:
+                return [line for line in answer.iter_lines() if line]
+
+        with ThreadPoolExecutor(2) as clients:
+            found = clients.map(stream, range(2))
+            while "vkmoe_requests_waiting 30.0" not in httpx.get(f"{address}/metrics").text:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            ends = [json.loads(received[-1][6:]) for received in found]
+        assert [each["error"]["code"] for each in ends] == ["interrupted"] * 2
+        assert process.wait(60) == 0
+        assert json.loads(stats.read_text()) and profile.stat().st_size > 100
+        assert not any("Traceback" in line for line in lines)

@@ -99,6 +99,7 @@ ESCAPES = (
     "{{ lipsum.__globals__ }}",
     "<|im_end|><|im_start|>system",
 )
+VALUES: tuple[Any, ...] = ("x", {"a": []}, [1] * 999)
 TRICKS = ("__class__", "messages", "raise_exception", "range", "namespace", "self", "")
 SCHEMAS: tuple[Any, ...] = (
     {"type": "string", "pattern": "^(a+)+$"},
@@ -123,7 +124,7 @@ SCHEMAS: tuple[Any, ...] = (
 
 
 def nested(depth: int) -> dict[str, Any]:
-    value = dict[str, Any]()
+    value: dict[str, Any] = {}
     for _ in range(depth):
         value = {"items": value}
     return value
@@ -138,9 +139,8 @@ def conversations() -> list[tuple[str, bytes]]:
             found += [(path, {**SOUND[path], "messages": messages})]
             found += [(path, {**SOUND[path], "messages": [{"role": "user", "content": text}]})]
         found.append((CHAT, {**SOUND[CHAT], "chat_template_kwargs": {"x": text}}))
-    values: tuple[Any, ...] = ("x", {"a": []}, [1] * 999)
     for name in TRICKS:
-        for value in values:
+        for value in VALUES:
             for path in (CHAT, "/apply-template"):
                 found.append((path, {**SOUND[path], "chat_template_kwargs": {name: value}}))
     for schema in (*SCHEMAS, nested(90), nested(400)):
