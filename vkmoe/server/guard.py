@@ -58,7 +58,8 @@ class Guard:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         try:
-            self._check_host(headers)
+            has_key = self._has_key(headers)
+            self._check_host(headers, has_key)
             if origin is not None:
                 self._check_origin(origin, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -66,7 +67,8 @@ class Guard:
                 asked = headers.get("access-control-request-headers", "Authorization")
                 answer = Response(None, 204, {"Access-Control-Allow-Headers": asked})
             else:
-                self._check_key(scope["path"], headers)
+                if not (has_key or self._is_open(scope["path"])):
+                    raise ApiError(401, "Invalid API Key", code="invalid_api_key")
                 self._check_length(headers)
                 await self._app(scope, self._limited(receive), _with_origin(send, origin))
                 return
@@ -75,20 +77,16 @@ class Guard:
             origin = origin if error.status != 403 else None
         await answer(scope, receive, _with_origin(send, origin))
 
-    def _check_host(self, headers: Headers) -> None:
+    def _check_host(self, headers: Headers, has_key: bool) -> None:
         """Refuse a name that is not this server's: it may be another site's, bound to our address.
 
-        An address cannot be; and pages of that site have no key, where one is asked for. Raises
-        ApiError.
+        An address cannot be, and pages of that site have no key. Raises ApiError.
         """
         found = headers.getlist("host")
         name = _host_name(found[0]) if len(found) == 1 else None
-        if name is None or not (self._keys or name in self._names or _is_address(name)):
-            raise ApiError(
-                403,
-                "the Host of this request is not this server: start it with --host NAME, or with "
-                "--api-key",
-            )
+        if name is None or not (has_key or name in self._names or _is_address(name)):
+            hint = "send its key" if self._keys else "start it with --host NAME, or with --api-key"
+            raise ApiError(403, f"the Host of this request is not this server: {hint}")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
         """Refuse pages of other sites. Raises ApiError."""
@@ -101,17 +99,19 @@ class Guard:
         if not (is_own or name in _LOCAL):
             raise ApiError(403, "pages of other sites may not use this server")
 
-    def _check_key(self, path: str, headers: Headers) -> None:
-        if not self._keys or any(
+    def _is_open(self, path: str) -> bool:
+        """Say whether a path needs no key."""
+        return not self._keys or any(
             path == each or (each.endswith("/") and len(each) > 1 and path.startswith(each))
             for each in self._open
-        ):
-            return
+        )
+
+    def _has_key(self, headers: Headers) -> bool:
+        """Say whether a request has one of the keys that are asked for."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
         asked = given.encode("utf-8", "replace")
-        if not any([hmac.compare_digest(asked, key) for key in self._keys]):
-            raise ApiError(401, "Invalid API Key", code="invalid_api_key")
+        return any([hmac.compare_digest(asked, key) for key in self._keys])
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "0")

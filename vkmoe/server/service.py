@@ -111,7 +111,8 @@ class Service:
     def check_number(self, n_prompts: int, asked: ReplyFields) -> None:
         """Refuse too many replies at once. Raises ApiError."""
         if n_prompts * asked.n_replies > MOST_PROMPTS:
-            raise ApiError(400, f"at most {MOST_PROMPTS} replies at once", param="n")
+            param = "prompt" if n_prompts > MOST_PROMPTS else "n"
+            raise ApiError(400, f"at most {MOST_PROMPTS} replies at once", param=param)
 
     def requests(
         self, llm: LLM, prompts: Sequence[Sequence[int]], asked: ReplyFields, **more: Any

@@ -14,7 +14,7 @@ from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.api.shapes import InputTokensShape, MessageShape
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Body, Many, ReplyFields, checked, read_body
+from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
@@ -80,12 +80,11 @@ class _CountFields(Body):
 
 class _MessageFields(_CountFields, ReplyFields):
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: Many[str] | None = None
+    stop: str | Many[str] | None = Field(default=None, alias="stop_sequences")
 
     def as_reply(self) -> ReplyFields:
-        """Return what it says of the reply, in OpenAI's names. Raises ApiError."""
-        given = self.model_dump(include=set(ReplyFields.model_fields) - {"stop", "n"})
-        return checked(ReplyFields, {**given, "stop": self.stop_sequences})
+        """Return what it says of the reply, in OpenAI's names."""
+        return ReplyFields(**self.model_dump(include=set(ReplyFields.model_fields) - {"n"}))
 
 
 def _text(content: Any, param: str = "messages") -> str:
