@@ -22,8 +22,7 @@ export class Controls {
     this.range.addEventListener("input", () => this.write(this.range.valueAsNumber));
     const number = { type: "number", min: 1, step: 1, inputMode: "numeric" };
     const label = { "aria-label": "Number of slots of each layer" };
-    const leave = () => this.state && this.show(this.state); // what was refused is not there
-    this.number = h("input", { ...number, ...label, onchange: send, onblur: leave });
+    this.number = h("input", { ...number, ...label, onchange: send });
     this.most = h("span", { class: "x-muted" });
     const options = Object.entries(POLICIES).map(([value, title]) =>
       h("option", { value, title }, value.toUpperCase()),
