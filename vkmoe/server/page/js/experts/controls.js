@@ -23,6 +23,12 @@ export class Controls {
     const number = { type: "number", min: 1, step: 1, inputMode: "numeric" };
     const label = { "aria-label": "Number of slots of each layer" };
     this.number = h("input", { ...number, ...label, onchange: send });
+    this.isTyped = false; // a number that was not sent yet, which deltas leave as it is
+    this.number.addEventListener("input", () => (this.isTyped = true));
+    this.number.addEventListener("blur", () => {
+      this.isTyped = false;
+      if (this.state && !this.isBusy) this.show(this.state);
+    });
     this.most = h("span", { class: "x-muted" });
     const options = Object.entries(POLICIES).map(([value, title]) =>
       h("option", { value, title }, value.toUpperCase()),
@@ -77,6 +83,7 @@ export class Controls {
    */
   async send(change) {
     this.isBusy = true;
+    this.isTyped = false;
     this.element.classList.add("is-busy");
     try {
       const answer = await this.change(change);
@@ -96,7 +103,7 @@ export class Controls {
   }
 
   write(slots) {
-    if (document.activeElement !== this.number) this.number.value = slots;
+    if (!this.isTyped) this.number.value = slots;
     if (this.range.valueAsNumber !== slots) this.range.value = slots;
     const least = Number(this.range.min);
     const share = (slots - least) / Math.max(1, Number(this.range.max) - least);
