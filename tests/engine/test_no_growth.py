@@ -51,6 +51,18 @@ def test_two_hundred_tokens_leave_the_process_as_it_was(way: str) -> None:
     assert growth(samples) == []
 
 
+def test_where_no_expert_moves_nothing_is_kept_of_what_tokens_used() -> None:
+    """With the demo model: what a token of the tiny one uses is too little to be noticed."""
+    tracemalloc.start()
+    try:
+        with LLM(None, ctx_size=64, device="vulkan") as llm:
+            assert llm.engine.cache is None
+            samples = list(soak(llm, 2 * N_TOKENS, N_SAMPLES))
+    finally:
+        tracemalloc.stop()
+    assert growth(samples) == []
+
+
 @pytest.mark.parametrize(
     ("what", "last"),
     [

@@ -140,6 +140,10 @@ class Residency:
         self._undecided.append((keys, missing))  # at once: Ctrl-C may come at any line
         return keys
 
+    def leave(self) -> None:
+        """Decide nothing on what was observed: where nothing moves, it would pile up."""
+        self._undecided = []
+
     def learn(self) -> None:
         """Learn from what was observed, if that was not done: the ids of tokens, and fits."""
         if self._foresight is not None:

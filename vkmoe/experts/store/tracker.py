@@ -170,6 +170,7 @@ class ExpertTracker:
             hits = self.cache.after_run(routing, filled, host_ns, tokens)
         else:
             keys = self.residency.observe(routing, tokens)
+            self.residency.leave()
             if self._per_expert and len(keys) == 1:
                 self._read_bytes += keys.shape[2] * self._per_expert
             elif self._per_expert:
