@@ -39,6 +39,7 @@ export function sanitised(html) {
     ALLOW_DATA_ATTR: false,
     ALLOW_ARIA_ATTR: false,
     ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+    ADD_URI_SAFE_ATTR: ["align", "start", "type"], // else their values would have to be addresses
     RETURN_DOM_FRAGMENT: true,
   });
   for (const link of found.querySelectorAll("a")) {
