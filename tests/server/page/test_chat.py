@@ -97,11 +97,34 @@ def test_conversations_stay_in_the_browser_and_can_be_deleted(page: Page) -> Non
     expect(page.get_by_role("button", name="A title", exact=True)).to_be_visible()
 
 
+def test_a_conversation_deleted_during_its_reply_stays_deleted(page: Page) -> None:
+    page.route("**/v1/chat/completions", lambda route: None)  # no answer comes
+    send(page, "Gone")
+    page.get_by_label("Delete the conversation Gone").click()
+    expect(page.locator(".send.stop")).to_have_count(0)
+    listed = page.get_by_role("button", name="Gone", exact=True)
+    expect(listed).to_have_count(0)
+    page.reload()
+    page.wait_for_selector("#state[data-state=ready]")
+    expect(listed).to_have_count(0)
+
+
+def test_lists_tasks_and_columns_are_as_they_were_written(page: Page) -> None:
+    scripted(page, {"content": "3. third\n\n- [x] done\n\n|a|\n|-:|\n|b|"})
+    send(page, "List")
+    is_done(page, 2)
+    prose = page.locator(".assistant .body .prose")
+    expect(prose.locator("ol")).to_have_attribute("start", "3")
+    expect(prose.locator("input[type=checkbox]")).to_be_checked()
+    expect(prose.locator("td")).to_have_attribute("align", "right")
+
+
 def test_settings_go_along_with_each_request(page: Page) -> None:
     asked = scripted(page, {"content": "Yes."})
     page.get_by_label("Settings", exact=True).click()
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0.25")
+    page.get_by_label("Repeat penalty").fill("1.1")
     page.get_by_label("Top-p").fill("7")  # which is none, and is not taken
     page.get_by_role("button", name="Done").click()
     page.keyboard.press("Escape")
@@ -109,6 +132,7 @@ def test_settings_go_along_with_each_request(page: Page) -> None:
     is_done(page, 2)
     assert asked[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     assert asked[0]["temperature"] == 0.25 and "top_p" not in asked[0]
+    assert asked[0]["repeat_penalty"] == 1.1
 
 
 def test_a_long_reply_is_drawn_once_a_frame_and_leaves_other_messages_alone(page: Page) -> None:

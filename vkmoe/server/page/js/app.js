@@ -45,7 +45,7 @@ const list = new ConversationList(get("list"), {
   remove(id) {
     conversations = conversations.filter((each) => each.id !== id);
     storage.remove(id);
-    if (chat.running?.conversation.id === id) chat.stop();
+    if (chat.running?.conversation.id === id) chat.stop(true);
     if (chat.conversation.id === id) open(newConversation());
     else showList();
   },
@@ -89,8 +89,7 @@ function showServer() {
 }
 
 chat.addEventListener("change", ({ detail }) => {
-  const isDeleted = !Object.keys(detail.messages).length;
-  if (!isDeleted && !conversations.includes(detail)) conversations.push(detail);
+  if (!conversations.includes(detail)) conversations.push(detail);
   showList();
   showServer();
 });

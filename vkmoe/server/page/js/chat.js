@@ -18,7 +18,8 @@ const STARTS = ["Once upon a time", "The little dog", "It was a cold day and"];
 
 /** Shows one conversation; emits "change" where its title or time changed, and "rate". */
 export class Chat extends EventTarget {
-  /** @type {{reply: tree.Message, conversation: tree.Conversation, control: AbortController} | null} */
+  /** @type {{reply: tree.Message, conversation: tree.Conversation, control: AbortController,
+   *   isDeleted: boolean} | null} */
   running = null;
   #views = new Map();
   #frame = 0;
@@ -74,9 +75,14 @@ export class Chat extends EventTarget {
     return true;
   }
 
-  /** End the reply; what came of it stays. */
-  stop() {
-    this.running?.control.abort();
+  /**
+   * End the reply; what came of it stays.
+   * @param {boolean} isDeleted whether its conversation is: then it is not saved again
+   */
+  stop(isDeleted = false) {
+    if (!this.running) return;
+    this.running.isDeleted ||= isDeleted;
+    this.running.control.abort();
   }
 
   /** @param {tree.Message} message what the reply answers */
@@ -84,7 +90,7 @@ export class Chat extends EventTarget {
     const { conversation } = this;
     const reply = tree.add(conversation, "assistant", "", message.id);
     const control = new AbortController();
-    this.running = { reply, conversation, control };
+    this.running = { reply, conversation, control, isDeleted: false };
     this.#error = null;
     this.#progress = null;
     reply.ended = "running";
@@ -111,12 +117,13 @@ export class Chat extends EventTarget {
     } catch (error) {
       this.#failed(conversation, message, reply, error);
     }
+    const { isDeleted } = this.running;
     this.running = null;
     if (!reply.text && !reply.thoughts && reply.ended !== "stop" && reply.ended !== "length") {
       tree.remove(conversation, reply);
     }
     this.#emit("rate", 0);
-    this.#save(conversation);
+    if (!isDeleted) this.#save(conversation);
     this.composer.show(false);
     if (this.conversation !== conversation) return;
     this.live.textContent = this.#error ? "" : `Reply: ${reply.text}`;
