@@ -101,6 +101,7 @@ chat.addEventListener("rate", ({ detail }) => {
 server.addEventListener("change", showServer);
 get("settings").addEventListener("click", () => settings.open(server.now.props));
 document.addEventListener("keydown", (event) => {
+  if (event.defaultPrevented) return; // the map has a use for Escape of its own
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
   else if (event.key === "/" && document.activeElement === document.body) {
     event.preventDefault();

@@ -188,7 +188,10 @@ export class Chat extends EventTarget {
       const { error, message } = this.#error;
       all.push(troubleCard(error, () => !this.running && this.#reply(message)));
     }
-    this.thread.replaceChildren(...all);
+    const now = this.thread.children;
+    if (all.length !== now.length || all.some((element, i) => element !== now[i])) {
+      this.thread.replaceChildren(...all); // else the focus and what is selected stay
+    }
     this.#showContext(messages);
   }
 
@@ -204,6 +207,7 @@ export class Chat extends EventTarget {
     choose: (message) => {
       if (this.running) return;
       tree.choose(this.conversation, message);
+      this.#error = null; // of a branch that is not shown any more
       this.#rebuild();
       this.storage.save(this.conversation);
       this.#views.get(message.id)?.element.querySelector(".bar button")?.focus();
