@@ -41,6 +41,7 @@ export async function stream(message, body, signal, onNews) {
     stream: true,
     stream_options: { include_usage: true },
     return_progress: true,
+    timings_per_token: true, // a delta may hold several tokens: counting deltas would be wrong
   };
   try {
     const found = api.events("/v1/chat/completions", { method: "POST", body: asked, signal });
@@ -57,7 +58,8 @@ export async function stream(message, body, signal, onNews) {
       if (reason) message.ended = reason === "length" ? "length" : "stop";
       if (data.usage || data.timings) count(data);
       const progress = data.prompt_progress;
-      onNews(progress && { read: progress.processed, total: progress.total }, rate());
+      const speed = message.statistics?.rate ?? rate();
+      onNews(progress && { read: progress.processed, total: progress.total }, speed);
     }
     if (message.ended === "running") {
       throw new api.ApiError(0, "The connection ended before the reply did.");
