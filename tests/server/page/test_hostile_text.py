@@ -58,6 +58,13 @@ def test_a_hostile_reply_does_nothing(page: Page) -> None:
     assert page.evaluate("window.hit") is None
 
 
+def test_a_text_nested_too_deeply_is_shown_as_it_is(page: Page) -> None:
+    scripted(page, {"content": ">" * 20_000 + " deep"})
+    send(page, "Quote")
+    is_done(page, 2)
+    expect(page.locator(".assistant .body .prose")).to_contain_text("deep")
+
+
 @pytest.mark.parametrize(
     "html",
     [

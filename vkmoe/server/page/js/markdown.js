@@ -94,6 +94,24 @@ export async function copyText(text) {
   }
 }
 
+/** Split a text into blocks; one that is nested too deeply for the parser is a single one. */
+function blocksOf(text) {
+  try {
+    return marked.lexer(text).filter(({ type }) => type !== "space" && type !== "def");
+  } catch {
+    return [{ type: "text", raw: text, text }];
+  }
+}
+
+/** Draw a block; one that cannot be is shown as it was written. */
+function drawn(token) {
+  try {
+    return sanitised(marked.parser([token]));
+  } catch {
+    return token.raw;
+  }
+}
+
 /** Shows a text that grows: blocks that did not change keep their elements. */
 export class Prose {
   element = h("div", { class: "prose" });
@@ -105,12 +123,11 @@ export class Prose {
    * @param {string} text markdown
    */
   show(text) {
-    const tokens = marked.lexer(text);
-    const found = tokens.filter((token) => token.type !== "space" && token.type !== "def");
+    const found = blocksOf(text);
     found.forEach((token, index) => {
       const known = this.#blocks[index];
       if (known?.raw === token.raw) return;
-      const node = h("div", { class: "block" }, sanitised(marked.parser([token])));
+      const node = h("div", { class: "block" }, drawn(token));
       if (known) known.node.replaceWith(node);
       else this.element.append(node);
       this.#blocks[index] = { raw: token.raw, node };

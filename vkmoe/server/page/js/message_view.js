@@ -18,6 +18,7 @@ export class MessageView {
   #prose = new Prose();
   #thoughts = new Prose();
   #drawn = "";
+  #drawnThoughts = "";
   #isOpened = false; // the user chose to see the thoughts, or not to
 
   /**
@@ -75,7 +76,8 @@ export class MessageView {
     this.summary.textContent = isThinking ? "Thinking…" : done;
     this.summary.classList.toggle("shimmer", isThinking);
     if (!this.#isOpened) this.details.open = false;
-    this.#thoughts.show(thoughts);
+    if (this.#drawnThoughts !== thoughts) this.#thoughts.show(thoughts);
+    this.#drawnThoughts = thoughts;
   }
 
   #drawWaiting(progress) {
