@@ -63,6 +63,7 @@ export class Connection {
         }
       } catch (error) {
         if (signal.aborted) return;
+        if (error.status === 401) return this.stop(); // the user has no key, and was asked for one
         detail = error.message;
       }
       if (signal.aborted) return;
@@ -76,7 +77,12 @@ export class Connection {
 /** Wait, or until the signal. */
 function sleep(ms, signal) {
   return new Promise((done) => {
-    const timer = setTimeout(done, ms);
-    signal.addEventListener("abort", () => (clearTimeout(timer), done()), { once: true });
+    const end = () => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", end);
+      done();
+    };
+    const timer = setTimeout(end, ms);
+    signal.addEventListener("abort", end);
   });
 }

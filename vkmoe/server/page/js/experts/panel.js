@@ -105,6 +105,7 @@ class Panel {
     if (isSeen === this.connection.isOpen) return;
     if (isSeen) {
       this.connection.start();
+      clearInterval(this.clock); // the connection may have ended by itself
       this.clock = setInterval(() => this.tick(), SECOND_MS);
     } else {
       this.connection.stop();
@@ -139,11 +140,13 @@ class Panel {
   }
 
   begin(snapshot) {
-    const { moves } = this.state ?? {};
-    const isFirst = !this.state;
+    const before = this.state;
     this.state = begin(snapshot);
-    // What was seen moving is still true of the same model.
-    if (moves && this.state.places.length) this.state.moves = moves;
+    // A move that was seen holds for the same model, where the expert still is where it went.
+    for (const [key, move] of before?.moves ?? []) {
+      const isThere = this.state.places[key] === move.place.charCodeAt(0);
+      if (isThere && before.info.model === snapshot.model) this.state.moves.set(key, move);
+    }
     const { info, nLayers } = this.state;
     const isDense = !nLayers;
     this.say(isDense ? `${capital(info.reason)}. There is no map to draw.` : "");
@@ -156,7 +159,7 @@ class Panel {
       this.controls.show(this.state);
       this.charts.draw(this.history.seconds);
     }
-    if (isFirst) void this.askWhy();
+    if (!before) void this.askWhy();
   }
 
   /** Count a second; where nothing ran in all that is shown, nothing is drawn. */

@@ -44,7 +44,7 @@ export function explain(state, { layer, expert }, now, gesture = "Click") {
   const lines = [
     ["Place", `${PLACES[letter]}: ${MEANING[letter]}`],
     ["Heat", heatText(state.heat[key])],
-    ["Last move", move ? moveText(state, move, now) : "none since this page is open"],
+    ["Last move", move ? moveText(state, move, now) : "none that this page saw"],
   ];
   return {
     title: `Layer ${state.info.layers[layer]}, expert ${expert}`,
