@@ -7,16 +7,13 @@ export class ApiError extends Error {
   /**
    * @param {number} status an HTTP status, or 0
    * @param {string} message
-   * @param {{code?: string, param?: string, type?: string}} [more] fields of the server's error
+   * @param {{code?: string}} [more] fields of the server's error
    */
   constructor(status, message, more = {}) {
     super(message);
     this.name = "ApiError";
     this.status = status;
     this.code = more.code ?? null;
-    this.param = more.param ?? null;
-    this.type = more.type ?? null;
-    this.details = more;
   }
 }
 

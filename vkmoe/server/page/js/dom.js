@@ -6,7 +6,6 @@ const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
   send: "M8 13V3.5M3.8 7.5 8 3.3l4.2 4.2",
   stop: "M4.5 4.5h7v7h-7z",
-  plus: "M8 3v10M3 8h10",
   copy: "M5.5 5.5h7v7h-7zM10.5 5.5v-2h-7v7h2",
   check: "m3.5 8.5 3 3 6-7",
   again: "M12.8 6.5A5 5 0 1 0 13 9M13 3v3.6H9.4",
@@ -21,7 +20,6 @@ const ICONS = {
   moon: "M12.9 9.6A5.3 5.3 0 0 1 6.4 3.1a5.3 5.3 0 1 0 6.5 6.5z",
   auto: "M8 2.5a5.5 5.5 0 1 0 0 11zM8 2.5a5.5 5.5 0 0 1 0 11v-.6a4.9 4.9 0 0 0 0-9.8z",
   down: "M8 3v9.5M3.8 8.5 8 12.7l4.2-4.2",
-  chevron: "m4.5 6.3 3.5 3.5 3.5-3.5",
   warning: "M8 2.6 14 13H2zM8 6.5v3M8 11.2v.1",
   close: "m4 4 8 8M12 4l-8 8",
 };
