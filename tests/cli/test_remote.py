@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import Served, serving
+from vkmoe.cli.remote import RemoteModel, _checked
 
 from .conftest import FakeLLM, Run
 
@@ -190,11 +191,34 @@ def test_a_server_that_is_not_there_is_an_error(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "ftp://x", "http://", "http://x:port", "http://x y", "x?y"]
+    "address",
+    ["", "ftp://x", "http://", "http://x:port", "http://x y", "x?y", "http://x/é", "http://a:b@x"],
 )
 def test_an_address_that_is_none_is_wrong_usage(run: Run, address: str) -> None:
     done = run("chat", "--server", address, stdin=b"hi\n")
     assert done.code == 2 and "--server (VKMOE_SERVER) is" in done.err.splitlines()[0]
+
+
+def test_a_name_that_no_server_can_have_is_an_error(run: Run) -> None:
+    done = run("chat", "--server", "http://a..b", stdin=b"hi\n")
+    assert done.code == 1 and done.err.startswith("error: http://a..b does not answer: ")
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(run: Run) -> None:
+    done = run("chat", "--server", "127.0.0.1:9", "--api-key", "secret\n", stdin=b"hi\n")
+    assert done.code == 2 and "secret" not in done.err
+
+
+def test_an_ipv6_address_needs_no_port() -> None:
+    model = RemoteModel.__new__(RemoteModel)
+    for address, wanted in (
+        ("http://[::1]", ("::1", 80)),
+        ("https://[::1]/v1", ("::1", 443)),
+        ("[::1]:8080", ("::1", 8080)),
+    ):
+        model._split = _checked(address)
+        connection = model._connect()
+        assert (connection.host, connection.port) == wanted
 
 
 def test_a_server_that_loads_is_waited_for(run: Run) -> None:

@@ -36,10 +36,15 @@ class RemoteModel:
     ) -> None:
         """Wait until the server is there. `options` are fields of every request.
 
-        Raises UsageError for an address that is none, ServerError where no server answers.
+        Raises UsageError for an address or a key that is none, ServerError where no server answers.
         """
         self.address = address
         self._split = _checked(address)
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise UsageError(
+                "--api-key (VKMOE_API_KEY) has characters that no key has",
+                "give it without spaces or line ends around it",
+            )
         self._key, self._quiet = api_key, quiet
         self._options = dict(options)
         self._timings: dict[str, Any] | None = None  # of the last reply
@@ -98,9 +103,10 @@ class RemoteModel:
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._split.hostname or "", self._split.port
+        # Without a port, http.client would look for one in an IPv6 address.
         if self._split.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=_CONNECT_S)
-        return http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
+            return http.client.HTTPSConnection(host, port or 443, timeout=_CONNECT_S)
+        return http.client.HTTPConnection(host, port or 80, timeout=_CONNECT_S)
 
     def _sent(
         self,
@@ -120,7 +126,7 @@ class RemoteModel:
                 connection.sock.settimeout(None)  # a long prompt takes its time
             connection.request(method, f"{self._split.path}/v1{path}", data, headers)
             return connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:  # a name such as a..b
             raise ServerError(
                 f"{self.address} does not answer: {_reason(error)}",
                 "is `vkmoe serve` running there? --server takes an address such as "
@@ -204,8 +210,9 @@ def _checked(address: str) -> SplitResult:
     """Split an address, http:// if it names no scheme, /v1 left out. Raises UsageError."""
     whole = address if "://" in address else f"http://{address}"
     try:
-        found = urlsplit(whole.rstrip("/").removesuffix("/v1"))
+        found = urlsplit(whole)
         is_known = found.scheme in ("http", "https") and bool(found.hostname)
+        is_known = is_known and found.username is None and found.path.isascii()
         _ = found.port
     except ValueError:
         is_known = False
@@ -214,7 +221,7 @@ def _checked(address: str) -> SplitResult:
             f"--server (VKMOE_SERVER) is {address!r}, not an address",
             "give one such as http://127.0.0.1:8080",
         )
-    return found
+    return found._replace(path=found.path.rstrip("/").removesuffix("/v1"))
 
 
 def _patience(answer: http.client.HTTPResponse) -> float | None:
