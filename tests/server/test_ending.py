@@ -102,8 +102,10 @@ def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
 def test_a_model_that_is_still_being_loaded_is_not_waited_for() -> None:
     """Large ones take minutes; what was loaded of it is freed."""
     is_loading, goes_on = threading.Event(), threading.Event()
+    calls: list[int] = []
 
     def progress(done: int, total: int) -> None:
+        calls.append(done)
         is_loading.set()
         goes_on.wait(60)
         engine.loaded(done, total)
@@ -115,6 +117,7 @@ def test_a_model_that_is_still_being_loaded_is_not_waited_for() -> None:
     goes_on.set()
     engine.join()
     assert engine.state == "ended" and engine.error is None
+    assert len(calls) == 1  # of many, where all of it is loaded
 
 
 def test_the_limit_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
