@@ -114,6 +114,7 @@ export class Chat extends EventTarget {
           this.storage.save(conversation);
         }
       });
+      if (this.server.now.name === "locked") this.server.look(); // the key was given meanwhile
     } catch (error) {
       this.#failed(conversation, message, reply, error);
     }

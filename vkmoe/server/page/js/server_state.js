@@ -5,6 +5,7 @@ import * as api from "./api.js";
 const READY_MS = 15_000; // between two questions while all is well
 const LOADING_MS = 700;
 const LOST_MS = 2_000;
+const PATIENCE_MS = 10_000; // for an answer of /health
 
 /**
  * @typedef {object} State
@@ -47,7 +48,7 @@ export class ServerState extends EventTarget {
   /** @returns {Promise<State>} */
   async #found() {
     try {
-      await api.getJson("/health");
+      await api.getJson("/health", { signal: AbortSignal.timeout(PATIENCE_MS) });
       const props = this.now.name === "ready" ? this.now.props : await api.getJson("/props");
       return { name: "ready", text: "", props };
     } catch (error) {
