@@ -51,6 +51,12 @@ def fetch_chromium(folder: Path = FOLDER) -> Path:
     return program
 
 
+def chromium() -> str | None:
+    """Return the program of this machine's browser, or of the one that was unpacked here."""
+    unpacked = FOLDER / "run"
+    return shutil.which("chromium") or (str(unpacked) if unpacked.exists() else None)
+
+
 def main() -> int:
     """Run the program; its exit code is 0, or 1 with the reason on stderr."""
     try:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
+from tools.fetch_chromium import chromium
+
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ("Once upon a time", "The little dog")
 SETTINGS = {"temperature": 0.7, "seed": 4, "max_tokens": 160}
@@ -42,6 +44,8 @@ def served(model: str | None, slots: int, device: str) -> Iterator[str]:
                 break
             except (urllib.error.URLError, ConnectionError):
                 time.sleep(0.2)
+        else:
+            sys.exit("make_pictures: the model is never there")
         yield address
     finally:
         server.terminate()
@@ -80,8 +84,6 @@ def main() -> int:
     parser.add_argument("--device", default="vulkan")
     parser.add_argument("--into", type=Path, default=ROOT / "docs", help="folder of the pictures")
     given = parser.parse_args()
-    from tests.server.page.conftest import chromium
-
     with served(given.model, given.slots, given.device) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]

@@ -29,7 +29,7 @@ _ERRORS = {
     404: "There is nothing of this name.",
     413: "The body is too large.",
     500: "The reply failed.",
-    503: "The model is not there, or busy, or too slow; Retry-After, if any, says when to try again.",
+    503: "The model is not there, busy, or too slow; Retry-After, if any, says when to try again.",
 }
 _ALWAYS = (401, 403)
 _WITH_BODY = (400, 413)

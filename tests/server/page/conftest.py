@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from tests.server.conftest import Served, serving
-
-UNPACKED = Path(__file__).resolve().parents[3] / ".venv" / "chromium" / "run"
-
-
-def chromium() -> str | None:
-    """The browser of this machine, or the one that tools/test unpacks."""
-    return shutil.which("chromium") or (str(UNPACKED) if UNPACKED.exists() else None)
+from tools.fetch_chromium import chromium
 
 
 @pytest.fixture(scope="session")

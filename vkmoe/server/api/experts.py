@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 Key = Annotated[Many[int], Field(min_length=2, max_length=2)]  # layer, expert
 
 MOST_RATE = 20  # events a second
+_REST = 1.0  # seconds between events where nothing happens
+_NEWS = {"heat", "slots"}  # what deltas have only where tokens ran, or something was changed
 
 
 class _Pace(Body):
@@ -88,18 +90,24 @@ async def stream_experts(service: Service, request: HttpRequest) -> Response:
 
 
 async def _changes(service: Service, first: dict[str, Any], seconds: float) -> AsyncIterator[bytes]:
-    """Yield the events of a stream; a snapshot again where the changes are not known any more."""
+    """Yield the events of a stream; a snapshot again where the changes are not known any more.
+
+    Where nothing happens, one a second is enough: rates of the last second fall to nothing.
+    """
     yield event(first, "snapshot")
-    version = first["version"]
+    version, passed = first["version"], 0.0  # seconds since the last event
     while True:
         await asyncio.sleep(seconds)
+        passed += seconds
         found = await _between(service, partial(_deltas, since=version))
+        version = found.get("version", version)
         if "reset" in found:
             found = await _between(service, lambda view: view.snapshot())
+            version, passed = found["version"], 0.0
             yield event(found, "snapshot")
-        else:
+        elif passed >= _REST or found["moves"] or not _NEWS.isdisjoint(found):
+            passed = 0.0
             yield event(found, "delta")
-        version = found["version"]
 
 
 def _deltas(view: ExpertView, since: int) -> dict[str, Any]:

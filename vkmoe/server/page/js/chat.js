@@ -27,6 +27,7 @@ export class Chat extends EventTarget {
   #follows = true;
   #top = 0;
   #error = null;
+  #resent = new Set(); // messages of the user
 
   /**
    * @param {HTMLElement} element
@@ -144,8 +145,9 @@ export class Chat extends EventTarget {
     if (this.server.now.name === "ready" && this.#error && wordsFor(this.#error.error).isPassing) {
       const { message, hasBegun } = this.#error;
       this.#error = null;
-      if (!hasBegun) {
-        this.#reply(message); // which had to wait for the server
+      if (!hasBegun && !this.#resent.has(message)) {
+        this.#resent.add(message); // once: it may be what the server fails at
+        this.#reply(message);
         return;
       }
     }
