@@ -146,6 +146,7 @@ FAILED = 'data: {"error": {"message": "the device was lost"}}\n\n'
 BROKEN = {
     "error": (stream({"content": "a"}, end=FAILED), "the server ended the reply: the device was"),
     "cut": (stream({"content": "a"}, end=""), "the connection was lost before the reply ended"),
+    "order": (b'data: {"error": "\\u001b]52;c;x\\u0007"}\n\n', "the reply: ?]52;c;x?"),
     "no-json": (b"data: {\n\n", "the answer is none of"),
     "no-object": (b"data: [1]\n\n", "the answer is none of"),
     "deep": (b"data: " + b"[" * 100_000 + b"\n\n", "the answer is none of"),

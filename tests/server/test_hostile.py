@@ -21,7 +21,7 @@ from tests.server.test_clients import TEMPLATE
 from vkmoe.config import EngineConfig
 from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.llm import LLM
-from vkmoe.server.app import _ANSWERS
+from vkmoe.server.app import ANSWERS
 
 CHAT, TEXT, MESSAGES, RESPONSES = (
     "/v1/chat/completions",
@@ -188,7 +188,7 @@ def paths() -> list[bytes]:
         "/..%2f..%2fetc%2fpasswd",
     )
     tricks += ("/%c0%ae%c0%ae/etc/passwd", "\\..\\..\\etc\\passwd", "/%00", "/..;/etc/passwd")
-    places = sorted({path.partition("{")[0].rstrip("/") for _, path, _ in _ANSWERS})
+    places = sorted({path.partition("{")[0].rstrip("/") for _, path, _ in ANSWERS})
     places += ["", "/js", "/static"]
     return [_get(f"{place}{trick}") for place in places for trick in tricks]
 

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = ["chat"]
 
+# Control characters, with which a text could give orders to the terminal; not \t, \n and \r.
+_ORDERS = (*range(9), 11, 12, *range(14, 32), *range(127, 160))
+_HARMLESS = dict.fromkeys(_ORDERS, "\N{REPLACEMENT CHARACTER}")
+
 
 @config_options
 def chat(
@@ -244,11 +248,11 @@ class Conversation:
                 sys.stderr.flush()
             self._thinks = False
             answer.append(event.text)  # first: Ctrl-C may come as soon as it is written
-            sys.stdout.write(event.text)
+            sys.stdout.write(event.text.translate(_HARMLESS) if sys.stdout.isatty() else event.text)
             sys.stdout.flush()
         elif isinstance(event, Thought) and not self.quiet:
             self._thinks = True
-            sys.stderr.write(event.text)
+            sys.stderr.write(event.text.translate(_HARMLESS))
             sys.stderr.flush()
 
 

@@ -48,6 +48,7 @@ class RemoteModel:
         self._key, self._quiet = api_key, quiet
         self._options = dict(options)
         self._timings: dict[str, Any] | None = None  # of the last reply
+        self._has_ended = False  # the server said why the reply ended
         if (model := self._first_model()) is not None:
             self._options["model"] = model
 
@@ -56,7 +57,7 @@ class RemoteModel:
 
         That ends the reply at the server too. Raises ServerError.
         """
-        self._timings = None
+        self._timings, self._has_ended = None, False
         body = {"messages": messages, "stream": True, **self._options}
         with self._answer("POST", "/chat/completions", body) as answer:
             yield from self._events(answer)
@@ -79,14 +80,17 @@ class RemoteModel:
     def _answer(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request, again as long as the server loads its model. Raises ServerError."""
+        """Send a request, again as long as the server loads its model. Raises ServerError.
+
+        Where something can be done without, so that it has no body, 404 is no error.
+        """
         is_noted = False
         while True:
             connection = self._connect()
             answer: http.client.HTTPResponse | None = None
             try:
                 answer = self._sent(connection, method, path, body)
-                if answer.status == 200:
+                if answer.status == 200 or (body is None and answer.status == 404):
                     yield answer
                     return
                 error, patience = self._refused(answer), _patience(answer)
@@ -151,6 +155,8 @@ class RemoteModel:
         """Return the name of the server's first model; None where it does not list them."""
         try:
             with self._answer("GET", "/models") as answer:
+                if answer.status == 404:
+                    return None
                 listed = json.loads(answer.read(_LONGEST_BODY))
         except (OSError, ValueError, RecursionError, http.client.HTTPException):
             return None
@@ -173,6 +179,8 @@ class RemoteModel:
             choices = data.get("choices")
             choice = choices[0] if isinstance(choices, list) and choices else None
             delta = choice.get("delta") if isinstance(choice, dict) else None
+            if isinstance(choice, dict) and choice.get("finish_reason"):
+                self._has_ended = True
             if isinstance(delta, dict):
                 thought = delta.get("reasoning_content") or delta.get("reasoning")
                 if isinstance(thought, str) and thought:
@@ -188,6 +196,8 @@ class RemoteModel:
             except (OSError, http.client.HTTPException) as error:
                 reason = _reason(error)
                 raise ServerError(f"the connection was lost: {reason}", _LOST) from error
+            if not line and self._has_ended:  # some servers send no more
+                return
             if not line:
                 raise ServerError("the connection was lost before the reply ended", _LOST)
             name, _, value = line.strip().partition(b":")
@@ -241,7 +251,8 @@ def _message(data: Any) -> str | None:
     if not error:
         return None
     message = error.get("message") if isinstance(error, dict) else error
-    return " ".join(str(message).split())
+    words = " ".join(str(message).split())
+    return "".join(char if char.isprintable() else "?" for char in words)
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 from starlette.applications import Starlette
@@ -29,7 +30,7 @@ from vkmoe.server.replies import ClientGone
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
 
-__all__ = ["make_app"]
+__all__ = ["ANSWERS", "OPEN_PATHS", "make_app"]
 
 Answer = Callable[[Service, Request], Awaitable[Response]]
 
@@ -37,12 +38,17 @@ Answer = Callable[[Service, Request], Awaitable[Response]]
 @described(dict[str, Any], statuses=())
 async def show_document(service: Service, request: Request) -> Response:
     """Describe all of these answers in the form of OpenAPI."""
+    return Response(_document(), media_type=JSON)
+
+
+@cache
+def _document() -> bytes:
     from vkmoe import __version__
 
-    return Response(json_bytes(document(_ANSWERS, __version__)), media_type=JSON)
+    return json_bytes(document(ANSWERS, __version__, OPEN_PATHS))
 
 
-_ANSWERS: tuple[tuple[str, str, Answer], ...] = (
+ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/health", facts.health),
     ("GET", "/v1/health", facts.health),
     ("GET", "/v1/models", facts.models),
@@ -98,7 +104,7 @@ def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIA
         routes=[
             *(
                 Route(path, _endpoint(service, do), methods=[method])
-                for method, path, do in _ANSWERS
+                for method, path, do in ANSWERS
             ),
             *(Route(path, _not_there, methods=["GET", "POST"]) for path in _NOT_THERE),
             *(Route(path, _sender(file), methods=["GET"]) for path, file in read_page().items()),

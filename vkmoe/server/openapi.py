@@ -7,7 +7,7 @@ come from the pydantic models that read requests, and from the types in api/shap
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -75,8 +75,11 @@ def described(
     return note
 
 
-def document(routes: Iterable[Route], version: str) -> Object:
-    """Return the document for routes; those whose answers are not described are left out."""
+def document(routes: Iterable[Route], version: str, open_paths: Collection[str]) -> Object:
+    """Return the document for routes; those whose answers are not described are left out.
+
+    `open_paths` need no key.
+    """
     schemas: Object = {"Error": TypeAdapter(ErrorShape).json_schema(ref_template=_place("Error"))}
     _lift(schemas, "Error")
     paths: Object = {}
@@ -84,6 +87,9 @@ def document(routes: Iterable[Route], version: str) -> Object:
         if (found := _DESCRIBED.get(answer)) is not None:
             plain = re.sub(r"\{(\w+):path\}", r"{\1}", path)
             operation = _operation(method, plain, answer, found, schemas)
+            if path in open_paths:
+                operation["security"] = []
+                del operation["responses"]["401"]
             paths.setdefault(plain, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",

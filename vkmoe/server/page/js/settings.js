@@ -7,9 +7,9 @@ import { keep, kept } from "./keep.js";
 /** Fields of a request, with their labels and limits; `given` is their name in /props. */
 const NUMBERS = [
   { name: "temperature", label: "Temperature", min: 0, max: 5, step: 0.01, hint: "0 always takes the likeliest token" },
-  { name: "top_p", label: "Top-p", min: 0, max: 1, step: 0.01, hint: "likeliest tokens up to this sum" },
+  { name: "top_p", label: "Top-p", min: 0, max: 1, step: 0.001, hint: "likeliest tokens up to this sum" },
   { name: "top_k", label: "Top-k", min: 0, step: 1, hint: "this many likeliest tokens; 0: all" },
-  { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, hint: "share of the likeliest token's chance" },
+  { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.001, hint: "share of the likeliest token's chance" },
   { name: "repeat_penalty", label: "Repeat penalty", min: 0.01, max: 5, step: 0.01, hint: "1: none" },
   { name: "max_tokens", label: "Most tokens", min: 1, step: 1, hint: "of a reply", given: "as many as fit" },
   { name: "seed", label: "Seed", min: 0, step: 1, hint: "the same seed gives the same reply", given: "random" },
