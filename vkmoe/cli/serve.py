@@ -68,9 +68,10 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, in the forms of OpenAI's and Anthropic's APIs.
 
-    Clients take http://HOST:PORT/v1 as the base URL. --parallel N serves N replies at once. It
-    listens at once, and /health says when the model is there. Ctrl-C or SIGTERM ends it, when
-    replies under way have finished or ten seconds later.
+    At http://HOST:PORT is a page with a chat and a live map of the experts; clients take
+    http://HOST:PORT/v1 as the base URL. --parallel N serves N replies at once. It listens at once,
+    and /health says when the model is there. Ctrl-C or SIGTERM ends it, when replies under way have
+    finished or ten seconds later.
     """
     _check_installed()
     from vkmoe.server.app import make_app
