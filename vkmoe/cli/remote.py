@@ -48,7 +48,7 @@ class RemoteModel:
         self._key, self._quiet = api_key, quiet
         self._options = dict(options)
         self._timings: dict[str, Any] | None = None  # of the last reply
-        self._has_ended = False  # the server said why the reply ended
+        self._has_ended = False  # a reason for the end has come
         if (model := self._first_model()) is not None:
             self._options["model"] = model
 
