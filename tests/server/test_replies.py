@@ -325,7 +325,7 @@ def test_tools_that_are_no_functions_are_left_alone(server: Served) -> None:
 
 def test_a_reply_that_takes_too_long_is_ended() -> None:
     """Before it began, that is its status; in a stream, the last event."""
-    with serving(timeout=1.0, ctx_size=1024) as served:
+    with serving(timeout=3.0, ctx_size=1024) as served:
         served.wait()
         served.engine.llm.scheduler.after_run = lambda *_: time.sleep(0.02)
         answer = served.post("/v1/completions", LONG)
@@ -336,7 +336,7 @@ def test_a_reply_that_takes_too_long_is_ended() -> None:
         ) as answer:
             lines = [line for line in answer.iter_lines() if line]
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "timeout"
-        assert len(lines) > 1
+        assert len(lines) > 10
         for _ in range(100):
             if not served.engine._listeners:
                 break

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import llguidance
 import pytest
 
 from tests.generate.conftest import tiny_metadata, tokenizer_of
@@ -23,8 +24,6 @@ def calls_of(family: ToolFamily, tools: Sequence[Any], **more: Any) -> str:
     """The grammar of calls, with schemas as they are."""
     return call_grammar(family, tools, lambda schema: f"%json {json.dumps(schema)}", **more)
 
-
-llguidance: Any = pytest.importorskip("llguidance")
 
 LEVEL = {"type": "string", "enum": ["low", "high"]}
 TOOLS = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
+from tests.needs import missing
 from tests.server.conftest import Served, serving
 from tools.fetch_chromium import chromium
 
@@ -19,8 +19,7 @@ from tools.fetch_chromium import chromium
 def browser() -> Iterator[Browser]:
     program = chromium()
     if program is None:
-        words = "no Chromium: apt-get install chromium, or python -m tools.fetch_chromium"
-        pytest.fail(words) if os.environ.get("CI") else pytest.skip(words)
+        missing("no Chromium: apt-get install chromium, or python -m tools.fetch_chromium")
     with sync_playwright() as playwright:
         # Containers have neither the sandbox's namespaces nor a large /dev/shm.
         arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
