@@ -46,9 +46,12 @@ def download(package: str, folder: Path) -> Path | None:
 def extract(archive: Path, folder: Path) -> bool:
     """Take the two files out of a Debian package; False when it does not hold both."""
     unpacked: set[str] = set()
-    with subprocess.Popen(
-        ["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE
-    ) as dpkg, tarfile.open(fileobj=dpkg.stdout, mode="r|") as members:
+    with (
+        subprocess.Popen(
+            ["dpkg-deb", "--fsys-tarfile", str(archive)], stdout=subprocess.PIPE
+        ) as dpkg,
+        tarfile.open(fileobj=dpkg.stdout, mode="r|") as members,
+    ):
         for member in members:
             name = Path(member.name).name
             source = members.extractfile(member) if name in (LIBRARY, ICD) else None

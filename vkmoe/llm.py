@@ -6,9 +6,17 @@ Owns the engine, the tokenizer and the scheduler of replies. Options are the fie
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
@@ -27,7 +35,19 @@ from vkmoe.errors import GpuError, ModelFileError, PromptError, UsageError
 from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.generate.checks import (
+    check_constraint,
+    check_flag,
+    check_max_tokens,
+    check_n_logprobs,
+    check_path,
+    check_text,
+    checked_biases,
+    stop_texts,
+    token_ids,
+)
 from vkmoe.generate.constraint import Constraint, Constraints
+from vkmoe.generate.logprobs import LogProbs
 from vkmoe.generate.loop import (
     FinishReason,
     Generation,
@@ -36,6 +56,7 @@ from vkmoe.generate.loop import (
     Request,
 )
 from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
+from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.text.tokenizer import Tokenizer
@@ -59,8 +80,6 @@ __all__ = [
 
 Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]] | list[Request]
-MAX_LOGPROBS = 20
-MAX_BIAS = 100
 Config = TypeVar("Config", EngineConfig, SamplingConfig)
 
 
@@ -71,12 +90,13 @@ def demo_model_path() -> Path:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """Holds a whole reply."""
+    """Holds a whole reply; `logprobs` has an entry for each token if `n_logprobs` asked for it."""
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
     statistics: GenerationStatistics
+    logprobs: list[LogProbs]
 
 
 class LLM(Closing):
@@ -85,8 +105,9 @@ class LLM(Closing):
         with LLM("model.gguf") as llm:
             print(llm.generate("def fib(n):", max_tokens=64).text)
 
-    Without a model the small demo model is used. Options are those of `EngineConfig`. One thread
-    at a time. Raises VkmoeError and its subclasses only, each with a hint.
+    Without a model the small demo model is used. Options are those of `EngineConfig`. Any thread
+    may call it: calls take turns between two runs of the model, and a reply is the same whatever
+    else is generated. Raises VkmoeError and its subclasses only, each with a hint.
     """
 
     def __init__(
@@ -102,8 +123,9 @@ class LLM(Closing):
         `progress(done, total)` is called with bytes while the weights load.
         """
         started = time.perf_counter()
-        config = _with_options(config or EngineConfig(), options)
+        config = _with_options(EngineConfig, config, options)
         if not isinstance(model, ModelFile):
+            check_path("model", model)
             model = open_model(model if model is not None else demo_model_path())
         with ExitStack() as unless_loaded:
             unless_loaded.callback(model.close)
@@ -118,6 +140,9 @@ class LLM(Closing):
         self.scheduler = Scheduler(self.runner, config.draft)
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
+        self._turn = threading.Lock()  # its holder alone uses engine and scheduler
+        self._next = threading.Lock()  # its holder has the turn after this one
+        self._is_closed = False
 
     # ----- facts -----
 
@@ -140,7 +165,14 @@ class LLM(Closing):
 
     @property
     def expert_statistics(self) -> ExpertReport:
-        """Report how often device memory served the experts' uses since the model was loaded."""
+        """Report how often device memory served the experts' uses since the model was loaded.
+
+        Raises UsageError once the model is closed.
+        """
+        with self._in_turn():
+            return self._report()
+
+    def _report(self) -> ExpertReport:
         engine, cache = self.engine, self.engine.cache
         predictor = cache.residency.settings.predictor if cache is not None else "none"
         setup = setup_of(self.spec, self.plan, self.device_info, self._config, predictor)
@@ -183,7 +215,7 @@ class LLM(Closing):
         sampling: SamplingConfig | None = None,
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         logit_bias: Mapping[int, float] | None = None,
         n_logprobs: int | None = None,
@@ -194,31 +226,30 @@ class LLM(Closing):
     ) -> Request:
         """Check what is to be generated. `options` are fields of SamplingConfig.
 
-        `logit_bias` is added to the logits of tokens, -100 to 100; with `n_logprobs` the pieces
-        have log-probabilities, their own and that many of the likeliest tokens; `constraint`, made
-        by `constraints`, is the form of the reply; `shown` are control tokens that its text shows;
-        `with_routing` keeps which experts each token uses.
+        The reply ends before the first text of `stop`, one or several. `logit_bias` is added to the
+        logits of tokens, -100 to 100; with `n_logprobs` pieces and results have log-probabilities,
+        of each token and of that many of the likeliest ones; `constraint`, made by `constraints`,
+        is the form of the reply; `shown` are control tokens that its text shows; `with_routing`
+        keeps which experts each token uses.
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
-        sampling = _with_options(sampling or SamplingConfig(), options)
-        if max_tokens is not None and max_tokens < 0:
-            raise UsageError(f"max_tokens is {max_tokens}", "use 0 or more, or None for no limit")
-        if not all(stop):
-            raise UsageError("a stop string is empty", "leave the option out for no stop string")
-        _check_n_logprobs(n_logprobs)
-        if constraint is not None and constraint.tokenizer is not self.tokenizer:
-            raise UsageError(
-                "the constraint was made for another model", "make it by this LLM's `constraints`"
-            )
+        sampling = _with_options(SamplingConfig, sampling, options)
+        check_max_tokens(max_tokens)
+        check_flag("ignore_eos", ignore_eos)
+        check_flag("with_routing", with_routing)
+        stops = stop_texts(stop)
+        check_n_logprobs(n_logprobs)
+        if constraint is not None:
+            check_constraint(constraint, self.tokenizer)
         if with_routing and self.spec.experts is None:
             raise UsageError("the model has no experts", "leave return_routed_experts out")
-        biases = _biases(logit_bias or {}, self.spec.n_vocab)
+        biases = checked_biases(logit_bias or {}, self.spec.n_vocab)
         tokens = tuple(self._prompt_tokens(prompt))
         return Request(
             tokens,
             sampling,
             max_tokens,
-            tuple(stop),
+            stops,
             ignore_eos,
             biases,
             n_logprobs,
@@ -285,26 +316,29 @@ class LLM(Closing):
 
     def forget(self) -> None:
         """Forget what earlier prompts left in the KV cache, so that nothing is used again."""
-        self.scheduler.regions.forget()
+        with self._in_turn() as scheduler:
+            scheduler.regions.forget()
 
     # ----- tokens that are given -----
 
     def logits(self, tokens: Sequence[int], phase: Phase = "decode") -> NDArray[np.float32]:
         """Compute the logits after each token of a sequence: float32 [n_tokens, n_vocab].
 
-        They are run as tokens of a reply, or of a prompt, which may differ by rounding.
+        They are run as tokens of a reply, or of a prompt, which may differ by rounding. Where
+        replies use all regions of the KV cache, one of them goes on to its end first.
         """
         ids = self._prompt_tokens(tokens)
         logits = np.empty((len(ids), self.spec.n_vocab), np.float32)
-        for row in run_tokens(self.runner, self.scheduler.regions, ids, 0, phase):
-            logits[row.position] = row.fetch()
+        with self._with_region() as regions:
+            for row in run_tokens(self.runner, regions, ids, 0, phase):
+                logits[row.position] = row.fetch()
         return logits
 
     def perplexity(self, text: str, windows: Windows) -> Iterator[Estimate]:
         """Measure how well the model predicts a text: yield what is known after each window.
 
         Raises PromptError for a text with fewer tokens than a window, UsageError for windows longer
-        than the context.
+        than the context. Other calls may come in between two windows.
         """
         if windows.length > self.engine.ctx_size:
             raise UsageError(
@@ -312,29 +346,37 @@ class LLM(Closing):
                 f"{self.engine.ctx_size}",
                 "raise ctx_size",
             )
+        check_text("text", text)
         tokens = self.tokenizer.encode(text, parse_special=False)
         windows.starts(len(tokens))
         bos = self.tokenizer.added_first
-        return estimates(self.runner, self.scheduler.regions, tokens, windows, bos)
+        found = estimates(self.runner, self.scheduler.regions, tokens, windows, bos)
+        return self._between_windows(found)
 
     def close(self) -> None:
         """Write what `expert_stats` and `expert_profile` ask for, and free the device.
 
-        May be called twice. Raises VkmoeError if a file cannot be written; while another exception
-        is on its way, that is logged instead.
+        Waits for the run of the model that is under way; replies that are not finished then raise
+        UsageError where they are read. May be called twice. Raises VkmoeError if a file cannot be
+        written; while another exception is on its way, that is logged instead.
         """
-        records, self._records = self._records, None
-        try:
-            if records is not None:
-                records.write(self.expert_statistics, self.engine.history())
-        finally:
-            self.engine.close()
+        with self._hold():
+            self._is_closed = True
+            records, self._records = self._records, None
+            try:
+                self.scheduler.end_all(_closed())
+                if records is not None:
+                    records.write(self._report(), self.engine.history())
+            finally:
+                self.engine.close()
 
     # ----- inside -----
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Check a prompt and turn it into ids."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if self._is_closed:
+            raise _closed()
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not tokens or (isinstance(prompt, str) and not prompt):
             raise PromptError("the prompt is empty", "give some text to continue")
         if len(tokens) > self.engine.ctx_size:
@@ -345,15 +387,13 @@ class LLM(Closing):
                 if ctx_size < most
                 else "shorten it: this model can take no more",
             )
-        if not all(isinstance(token, Real) for token in tokens):
-            raise PromptError("the prompt is neither a text nor token ids", "several go in a list")
         bad = [token for token in tokens if not 0 <= token < self.spec.n_vocab]
         if bad:
             raise PromptError(
                 f"token id {bad[0]} is not one of the model's {self.spec.n_vocab}",
                 "use ids of this model's tokenizer",
             )
-        return [int(token) for token in tokens]
+        return tokens
 
     def _requests(
         self, prompts: Sequence[Any], sampling: SamplingConfig | None, options: dict[str, Any]
@@ -394,7 +434,8 @@ class LLM(Closing):
         statistics = generation.statistics(self.load_seconds)
         token_ids = [piece.token_id for piece in pieces if piece.token_id >= 0]
         text = "".join(piece.text for piece in pieces)
-        return GenerationResult(text, token_ids, statistics.finish_reason, statistics)
+        logprobs = [LogProbs(p.logprob, p.top_logprobs) for p in pieces if p.logprob is not None]
+        return GenerationResult(text, token_ids, statistics.finish_reason, statistics, logprobs)
 
     def _run(
         self, requests: Sequence[Request]
@@ -406,14 +447,12 @@ class LLM(Closing):
         ctx_size = self.engine.ctx_size
         generations = [Generation(request, self.tokenizer, ctx_size) for request in requests]
         try:
-            for generation in generations:
-                self.scheduler.submit(generation)
+            with self._in_turn() as scheduler:
+                for generation in generations:
+                    scheduler.submit(generation)
             running = dict(enumerate(generations))
             while running:
-                # Another iterator's steps may have brought these on already.
-                if not any(each.is_done or each.pieces for each in running.values()):
-                    assert self.scheduler.has_work, "replies were lost"
-                    self.scheduler.step()
+                self._bring_on(running.values())
                 for index, generation in tuple(running.items()):
                     if generation.is_done:
                         del running[index]
@@ -423,12 +462,82 @@ class LLM(Closing):
         finally:
             for generation in generations:
                 generation.cancel()
-            self.scheduler.sweep()
+            self._let_go()
             if generations:
                 self.last_statistics = generations[-1].statistics(self.load_seconds)
-            if not self.scheduler.has_work:
-                with suppress(GpuError):  # an error of the generation is the one to raise
-                    self.engine.settle()
+
+    # ----- threads -----
+
+    @contextmanager
+    def _hold(self) -> Iterator[None]:
+        """Keep other threads from engine and scheduler.
+
+        A lock alone may be taken by the same thread again and again while others wait for it.
+        """
+        with ExitStack() as held:
+            with self._next:
+                held.enter_context(self._turn)
+            yield
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[Scheduler]:
+        """Do as `_hold`, and lend the scheduler. Raises UsageError once this is closed."""
+        with self._hold():
+            if self._is_closed:
+                raise _closed()
+            yield self.scheduler
+
+    @contextmanager
+    def _with_region(self) -> Iterator[Regions]:
+        """Do as `_in_turn`, once a region of the KV cache is free; until then replies go on."""
+        with self._in_turn() as scheduler:
+            while not scheduler.regions.n_free:
+                scheduler.step()
+            yield scheduler.regions
+
+    def _between_windows(self, found: Iterator[Estimate]) -> Iterator[Estimate]:
+        """Take estimates one by one, each in a turn of its own."""
+        while True:
+            with self._with_region():
+                estimate = next(found, None)
+            if estimate is None:
+                return
+            yield estimate
+
+    def _bring_on(self, generations: Collection[Generation]) -> None:
+        """Run the model once, unless one of these has news, which another call's run may bring."""
+
+        def has_news() -> bool:
+            return any(each.is_done or each.pieces for each in generations)
+
+        if has_news():
+            return
+        with self._in_turn() as scheduler:
+            if not has_news():
+                assert scheduler.has_work, "replies were lost"
+                scheduler.step()
+
+    def _let_go(self) -> None:
+        """Free what cancelled replies have, unless another call is at it, which does so after.
+
+        A dropped stream comes here from wherever Python collects it, even amid another call of the
+        same thread: so this never waits.
+        """
+        has_turn = False
+        try:
+            has_turn = self._turn.acquire(blocking=False)
+            if has_turn and not self._is_closed:
+                self.scheduler.sweep()
+                if not self.scheduler.has_work:
+                    with suppress(GpuError):  # an error of the generation is the one to raise
+                        self.engine.settle()
+        finally:
+            if has_turn:
+                self._turn.release()
+
+
+def _closed() -> UsageError:
+    return UsageError("the model is closed", "load it again, or close it after its last use")
 
 
 def read_tokenizer(model: ModelFile) -> Tokenizer:
@@ -447,34 +556,13 @@ def read_tokenizer(model: ModelFile) -> Tokenizer:
     return tokenizer
 
 
-def _check_n_logprobs(n_logprobs: int | None) -> None:
-    if n_logprobs is not None and not 0 <= n_logprobs <= MAX_LOGPROBS:
-        raise UsageError(
-            f"n_logprobs is {n_logprobs}", f"use 0 to {MAX_LOGPROBS}, or None for none at all"
-        )
-
-
-def _biases(logit_bias: Mapping[int, float], n_vocab: int) -> tuple[tuple[int, float], ...]:
-    """Check what is added to logits, and return it by rising token."""
-    for token, bias in logit_bias.items():
-        if not 0 <= token < n_vocab:
-            raise UsageError(
-                f"logit_bias names token {token}, which is not one of the model's {n_vocab}",
-                "use ids of this model's tokenizer",
-            )
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise UsageError(
-                f"logit_bias of token {token} is {bias}", f"use -{MAX_BIAS} to {MAX_BIAS}"
-            )
-    return tuple(sorted((int(token), float(bias)) for token, bias in logit_bias.items()))
-
-
-def _with_options(config: Config, options: dict[str, Any]) -> Config:
-    """Return `config` with fields replaced; an unknown option is an error that names it."""
-    known = {item.name for item in fields(config)}
-    unknown = sorted(set(options) - known)
-    if unknown:
+def _with_options(kind: type[Config], config: Config | None, options: dict[str, Any]) -> Config:
+    """Return `config`, or a default, with fields replaced. Raises UsageError for unknown ones."""
+    known = {item.name for item in fields(kind)}
+    if config is not None and not isinstance(config, kind):
+        raise UsageError(f"{config!r:.60} is no {kind.__name__}", "give options by their names")
+    if unknown := sorted(set(options) - known):
         raise UsageError(
             f"unknown option {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
         )
-    return replace(config, **options)
+    return replace(config or kind(), **options)

@@ -73,10 +73,12 @@ def test_a_stop_string_ends_the_text_before_it(demo: LLM) -> None:
     middle = len(whole.text) // 2
     for stop in (whole.text[middle : middle + 3], whole.text[0], whole.text[-2:]):
         result = demo.generate(CODE, max_tokens=12, temp=0, stop=["no such text", stop])
+        assert demo.generate(CODE, max_tokens=12, temp=0, stop=stop).text == result.text
         assert result.finish_reason == "stop"
         assert result.text == whole.text[: whole.text.index(stop)]
         assert len(result.token_ids) <= len(whole.token_ids)
-    assert demo.generate(CODE, max_tokens=12, temp=0, stop=["no such text"]).text == whole.text
+    for stops in (["no such text"], f"{whole.text[0]}#"):
+        assert demo.generate(CODE, max_tokens=12, temp=0, stop=stops).text == whole.text
 
 
 def test_text_held_back_for_a_stop_string_comes_at_the_end(demo: LLM) -> None:
@@ -145,6 +147,15 @@ def test_penalties_change_the_reply(llm: LLM) -> None:
         ({"seed": -3}, "seed"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop": [""]}, "stop string"),
+        ({"max_tokens": 2.5}, "max_tokens is 2.5"),
+        ({"max_tokens": True}, "max_tokens is True"),
+        ({"stop": 5}, "stop is 5"),
+        ({"stop": [b"a"]}, r"stop is \[b'a'\]"),
+        ({"ignore_eos": "no"}, "ignore_eos is 'no'"),
+        ({"with_routing": 1}, "with_routing is 1"),
+        ({"temp": "hot"}, "temp is 'hot'"),
+        ({"sampling": {"temp": 1}}, "{'temp': 1} is no SamplingConfig"),
+        ({"constraint": "a*"}, "constraint is 'a\\*'"),
     ],
 )
 def test_wrong_options_of_a_generation_are_named(
@@ -162,11 +173,14 @@ def test_wrong_options_of_a_generation_are_named(
         ({"ctx_size": 0}, "ctx_size"),
         ({"ctx_size": 129}, "129.*128"),
         ({"cache_type_k": "q8"}, "q8"),
+        ({"ctx_size": 2.5}, "ctx_size is 2.5"),
+        ({"config": {"ctx_size": 64}}, "no EngineConfig"),
+        ({"model": 5}, "model is 5"),
     ],
 )
 def test_wrong_options_of_a_model_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        LLM(TINY, **options)
+        LLM(**{"model": TINY, **options})
     assert caught.value.hint
 
 
@@ -190,10 +204,14 @@ def test_a_config_and_keywords_combine() -> None:
         ([5, 300], "300"),
         ([-1], "-1"),
         ([1 << 40], str(1 << 40)),
+        (5, "prompt is 5"),
+        (b"abc", "prompt is b'abc'"),
+        ([1.5], r"prompt is \[1.5\]"),
+        ({1, 2}, r"prompt is \{1, 2\}"),
     ],
 )
 def test_unusable_prompts_are_refused_before_anything_runs(
-    llm: LLM, prompt: str | list[int], words: str
+    llm: LLM, prompt: Any, words: str
 ) -> None:
     before = llm.scheduler.regions.tokens(0)
     for call in (llm.generate, llm.stream):
@@ -307,6 +325,12 @@ def test_log_probabilities_are_those_of_the_models_logits(llm: LLM) -> None:
     for row, piece in zip(right[:4], pieces[:4], strict=True):
         assert piece.logprob == pytest.approx(row[piece.token_id], abs=2e-2)
         assert [p for _, p in piece.top_logprobs] == pytest.approx(np.sort(row)[:-4:-1], abs=2e-2)
+    llm.forget()
+    kept = llm.generate(request).logprobs
+    assert [(each.chosen, each.likeliest) for each in kept] == [
+        (piece.logprob, piece.top_logprobs) for piece in pieces[:4]
+    ]
+    assert llm.generate(PROMPT, max_tokens=1).logprobs == []
 
 
 def test_a_bias_forces_a_token(llm: LLM) -> None:
@@ -320,7 +344,11 @@ def test_a_bias_forces_a_token(llm: LLM) -> None:
         ({"n_logprobs": 21}, "n_logprobs is 21"),
         ({"n_logprobs": -1}, "n_logprobs is -1"),
         ({"logit_bias": {10**9: 1.0}}, "token 1000000000"),
+        ({"n_logprobs": 1.5}, "n_logprobs is 1.5"),
         ({"logit_bias": {-1: 1.0}}, "token -1"),
+        ({"logit_bias": {"5": 1.0}}, "token '5'"),
+        ({"logit_bias": {5: "x"}}, "of token 5 is 'x'"),
+        ({"logit_bias": [5]}, r"logit_bias is \[5\]"),
         ({"logit_bias": {5: 100.5}}, "of token 5 is 100.5"),
         ({"logit_bias": {5: float("nan")}}, "of token 5 is nan"),
     ],

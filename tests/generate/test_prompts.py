@@ -36,7 +36,7 @@ def test_a_line_says_what_differs_from_the_run(tmp_path: Path) -> None:
     assert (first.sampling, first.limits) == (SAMPLING, LIMITS)
     assert (second.number, second.id, second.prompt) == (3, "two", (1, 2))
     assert second.sampling == SamplingConfig(temp=0, top_k=7, seed=3)
-    assert second.limits == {"max_tokens": None, "stop": ["."], "ignore_eos": False}
+    assert second.limits == {"max_tokens": None, "stop": (".",), "ignore_eos": False}
     assert (third.id, third.prompt, third.messages) == (7, None, (message,))
     assert third.template_names == {"b": 1} and third.limits["ignore_eos"] is True
 

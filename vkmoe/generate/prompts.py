@@ -20,6 +20,8 @@ from typing import Any
 from vkmoe.closing import Closing
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import PromptError, VkmoeError
+from vkmoe.generate.chat.messages import check_messages
+from vkmoe.generate.checks import check_flag, check_max_tokens, stop_texts, token_ids
 
 __all__ = ["PromptLine", "RepliesFile", "read_prompts"]
 
@@ -127,41 +129,27 @@ def _line(
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:
-    if isinstance(value, str) and value:
-        return value
-    is_ids = isinstance(value, list) and all(type(item) is int for item in value)
-    if is_ids and value:
-        return tuple(value)
-    raise PromptError("the prompt is empty, or neither a text nor token ids", _EXAMPLE)
+    prompt = value if isinstance(value, str) else tuple(token_ids(value))
+    if not prompt:
+        raise PromptError("the prompt is empty", _EXAMPLE)
+    return prompt
 
 
 def _messages(value: Any) -> tuple[Mapping[str, Any], ...]:
-    sound = isinstance(value, list) and all(
-        isinstance(item, dict) and isinstance(item.get("role"), str) for item in value
-    )
-    if not sound or not value:
-        raise PromptError(
-            "messages is no list of messages",
-            'it is such as [{"role": "user", "content": "Hello"}]',
-        )
+    check_messages(value)
+    if not value:
+        raise PromptError("messages is an empty list", _EXAMPLE)
     return tuple(value)
 
 
 def _limits(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Check what ends the reply; -1 tokens mean no limit. Raises PromptError."""
+    """Check what ends the reply; -1 tokens mean no limit. Raises UsageError."""
     limits = {name: found[name] for name in _LIMITS if name in found}
-    n_most = limits.get("max_tokens", 0)
-    if n_most is not None and (type(n_most) is not int or n_most < -1):
-        raise PromptError(f"max_tokens is {n_most!r}", "use a whole number; -1 means no limit")
-    if n_most == -1:
+    if limits.get("max_tokens") == -1:
         limits["max_tokens"] = None
-    if not isinstance(limits.get("ignore_eos", False), bool):
-        raise PromptError(f"ignore_eos is {limits['ignore_eos']!r}", "use true or false")
-    stop = limits.get("stop", [])
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
-        raise PromptError(f"stop is {stop!r}", "use a text, or a list of texts that are not empty")
-    return limits | ({"stop": stops} if "stop" in limits else {})
+    check_max_tokens(limits.get("max_tokens"))
+    check_flag("ignore_eos", limits.get("ignore_eos", False))
+    return limits | ({"stop": stop_texts(limits["stop"])} if "stop" in limits else {})
 
 
 class RepliesFile(Closing):

@@ -170,6 +170,15 @@ class Scheduler:
                 found.append(generation)
         return found
 
+    def end_all(self, error: VkmoeError) -> None:
+        """End every reply with an error, also those that wait. Mutates."""
+        waiting = (*self._submitted, *self._waiting)
+        self._submitted.clear()
+        self._waiting.clear()
+        for generation in waiting:
+            generation.end("interrupt", error)
+        self._fail(error)
+
     # ----- which rows -----
 
     def _in_turn(self, reads: bool) -> list[_Sequence]:

@@ -126,3 +126,10 @@ def test_what_is_no_json_is_refused() -> None:
     for value in (object(), {1, 2}, deep):
         with pytest.raises(PromptError, match="are not JSON"):
             ChatTemplate("x").render([USER], extra=value)
+
+
+@pytest.mark.parametrize("messages", ["hi", 5, None, ["hi"], [USER, 5], [{}], [{"role": 5}]])
+def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
+    with pytest.raises(PromptError, match=r"^messages is no list of messages$") as caught:
+        ChatTemplate(ALL).render(messages)
+    assert caught.value.hint

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from vkmoe.errors import PromptError
 
-__all__ = ["Message", "MessageForm", "prepared_messages", "prepared_tools"]
+__all__ = ["Message", "MessageForm", "check_messages", "prepared_messages", "prepared_tools"]
 
 Message = Mapping[str, Any]
 
@@ -24,6 +24,18 @@ class MessageForm(NamedTuple):
     text_arguments: bool = False  # of calls, as a JSON text in place of an object
     short_ids: bool = False  # of calls: nine letters and digits
     thinking: bool = False  # thoughts are "thinking", and cannot be beside a text and a call
+
+
+def check_messages(messages: object) -> None:
+    """Raise PromptError for anything but a list of messages that have a role."""
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        for message in messages
+    ):
+        raise PromptError(
+            "messages is no list of messages",
+            'it is such as [{"role": "user", "content": "Hello"}]',
+        )
 
 
 def prepared_messages(messages: Sequence[Message], form: MessageForm) -> list[dict[str, Any]]:

@@ -13,7 +13,13 @@ from functools import cached_property
 from typing import Any
 
 from vkmoe.errors import PromptError, UnsupportedModelError
-from vkmoe.generate.chat.messages import Message, MessageForm, prepared_messages, prepared_tools
+from vkmoe.generate.chat.messages import (
+    Message,
+    MessageForm,
+    check_messages,
+    prepared_messages,
+    prepared_tools,
+)
 from vkmoe.generate.chat.process import TIME_LIMIT, TemplateFailed, TemplateProcess
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import GgufFile
@@ -73,6 +79,7 @@ class ChatTemplate:
         Raises PromptError with what the template says it does not like, for a rendering that takes
         too long, and for messages without a form that it could be given.
         """
+        check_messages(messages)
         ready = prepared_messages(messages, self._form(messages))
         names: dict[str, Any] = {"documents": None, **self._special_tokens, **kwargs}
         names |= {"messages": ready, "tools": prepared_tools(tools, self.source)}
