@@ -67,6 +67,7 @@ def test_few_templates_refuse_and_the_cases_differ() -> None:
     }
     assert refusals == {
         ("Qwen3.5-4B.jinja", "a developer message"),
+        ("EXAONE.jinja", "a developer message"),
         ("Qwen3.5-4B.jinja", "only a system message"),
         ("meta-llama-Llama-3.1-8B-Instruct.jinja", "several calls"),
         ("mistralai-Mistral-Nemo-Instruct-2407.jinja", "a developer message"),
