@@ -36,7 +36,6 @@ from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.checks import (
-    check_constraint,
     check_flag,
     check_max_tokens,
     check_n_logprobs,
@@ -239,8 +238,12 @@ class LLM(Closing):
         check_flag("with_routing", with_routing)
         stops = stop_texts(stop)
         check_n_logprobs(n_logprobs)
-        if constraint is not None:
-            check_constraint(constraint, self.tokenizer)
+        if not isinstance(constraint, Constraint | None):
+            raise UsageError(f"constraint is {constraint!r:.60}", "see LLM.constraints")
+        if constraint is not None and constraint.tokenizer is not self.tokenizer:
+            raise UsageError(
+                "the constraint was made for another model", "make it by this LLM's `constraints`"
+            )
         if with_routing and self.spec.experts is None:
             raise UsageError("the model has no experts", "leave return_routed_experts out")
         biases = checked_biases(logit_bias or {}, self.spec.n_vocab)

@@ -6,20 +6,15 @@ It owns types and bounds of the arguments that are no fields of a config (config
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import TypeGuard
-
-import numpy as np
+from typing import Any, TypeGuard
 
 from vkmoe.errors import PromptError, UsageError
-from vkmoe.generate.constraint import Constraint
-from vkmoe.generate.text.tokenizer import Tokenizer
 
 __all__ = [
     "MAX_BIAS",
     "MAX_LOGPROBS",
-    "check_constraint",
     "check_flag",
     "check_max_tokens",
     "check_n_logprobs",
@@ -32,12 +27,13 @@ __all__ = [
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100
-_NO_IDS = (str, bytes, bytearray, memoryview)  # sequences, but not of token ids
+_NO_IDS = (str, bytes, bytearray, memoryview, Mapping)  # have items, but these are no token ids
 
 
-def token_ids(prompt: object) -> list[int]:
+def token_ids(prompt: Any) -> list[int]:
     """Return the ids of a prompt that is no text. Raises PromptError for anything else."""
-    if isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, _NO_IDS):
+    is_sequence = all(hasattr(type(prompt), name) for name in ("__getitem__", "__len__"))
+    if is_sequence and not isinstance(prompt, _NO_IDS):
         ids = [int(token) for token in prompt if _is_whole(token)]
         if len(ids) == len(prompt):
             return ids
@@ -94,15 +90,6 @@ def checked_biases(logit_bias: object, n_vocab: int) -> tuple[tuple[int, float],
                 f"use -{MAX_BIAS} to {MAX_BIAS}",
             )
     return tuple(sorted((int(token), float(bias)) for token, bias in logit_bias.items()))
-
-
-def check_constraint(constraint: object, tokenizer: Tokenizer) -> None:
-    """Raise UsageError for what is no constraint made with `tokenizer`."""
-    hint = "make it by this LLM's `constraints`"
-    if not isinstance(constraint, Constraint):
-        raise UsageError(f"constraint is {_shortened(constraint)}", hint)
-    if constraint.tokenizer is not tokenizer:
-        raise UsageError("the constraint was made for another model", hint)
 
 
 def check_text(name: str, value: object) -> None:
