@@ -165,8 +165,6 @@ class EngineThread:
             with self._changed:
                 self.state = "failed" if self.error is not None else "ended"
                 self._llm = None
-            if self.error is not None:
-                log.error("%s", self.error)
             self._let_go(self.error)
 
     def _serve_once(self) -> bool:
