@@ -30,9 +30,9 @@ def stand_in(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def run(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [checkout / "tools" / "test"],
+        [checkout / "tools" / "test", *arguments],
         env={"PATH": "/usr/bin:/bin", **environment},
         capture_output=True,
         text=True,
@@ -51,11 +51,30 @@ def test_elsewhere_they_may_be_missing(checkout: Path) -> None:
     assert run(checkout, CI="").returncode == 0
 
 
+def test_a_browser_that_does_not_start_fails_everywhere(checkout: Path) -> None:
+    """It may only be missing where its packages cannot be had (code 77), and not in CI."""
+    python = checkout / ".venv" / "bin" / "python"
+    stand_in(python, 'test "$2" != tools.fetch_chromium')
+    done = run(checkout)
+    assert done.returncode == 1
+    assert done.stderr == "tools/test: FAILED: chromium\n"
+    stand_in(python, '[ "$2" != tools.fetch_chromium ] || exit 77')
+    assert run(checkout).returncode == 0
+    assert run(checkout, CI="1").stderr == "tools/test: FAILED: gpu_drivers chromium\n"
+
+
+def test_the_browser_is_fetched_where_tests_need_it(checkout: Path) -> None:
+    """A browser of the machine's own takes no part: what CI runs is what a newcomer gets."""
+    stand_in(checkout / "bin" / "chromium", "exit 0")
+    stand_in(checkout / ".venv" / "bin" / "python", 'echo "$@" >&2')
+    for arguments, fetched in (([], True), (["tests/server"], True), (["tests/gpu"], False)):
+        done = run(checkout, *arguments, PATH=f"{checkout / 'bin'}:/usr/bin:/bin")
+        assert ("-m tools.fetch_chromium" in done.stderr) is fetched
+
+
 def test_arguments_go_to_pytest(checkout: Path) -> None:
     stand_in(checkout / ".venv" / "bin" / "python", 'echo "$@"')
-    done = subprocess.run(
-        [checkout / "tools" / "test", "tests/quants", "-x"], capture_output=True, text=True
-    )
+    done = run(checkout, "tests/quants", "-x")
     assert done.stdout.splitlines()[-1].startswith("-m pytest -n 2 --dist loadfile ")
     assert done.stdout.endswith(" tests/quants -x\n")
 
