@@ -97,7 +97,7 @@ def library_folders(folder: Path) -> list[Path]:
 
 
 def missing_libraries(program: Path, libraries: list[Path]) -> list[str]:
-    """List the shared objects that the loader does not find. Raises BrowserError without ldd."""
+    """List what the loader does not find for a program. Raises BrowserError with ldd's words."""
     environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, libraries)), "LC_ALL": "C"}
     done = subprocess.run(["ldd", program], env=environment, capture_output=True, text=True)
     if done.returncode != 0:
@@ -109,7 +109,7 @@ def start(program: Path) -> None:
     """Have the browser show a page, without a window. Raises BrowserError with its last words."""
     with tempfile.TemporaryDirectory(prefix="vkmoe-chromium-") as profile:
         # Containers have neither the sandbox's namespaces nor a large /dev/shm.
-        command = [program, "--headless", "--no-sandbox", "--disable-dev-shm-usage",
+        command = [str(program), "--headless", "--no-sandbox", "--disable-dev-shm-usage",
                    "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom",
                    f"data:text/html,{_PAGE}"]  # fmt: skip
         try:

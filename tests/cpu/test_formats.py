@@ -71,4 +71,8 @@ def test_products_of_many_vectors_are_each_as_if_alone(each_variant: Any, name: 
 
 
 def test_the_notice_of_ggml_is_shipped(native: Any) -> None:
-    assert "The ggml authors" in (Path(native.__file__).parent / "LICENSE.ggml").read_text()
+    """NOTICE has the licence of the very version that was compiled."""
+    licence = (Path(native.__file__).parent / "LICENSE.ggml").read_text()
+    notice = (Path(__file__).parents[2] / "NOTICE").read_text()
+    assert "The ggml authors" in licence
+    assert [part for part in licence.strip().split("\n\n")[1:] if part not in notice] == []

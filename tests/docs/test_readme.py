@@ -140,6 +140,8 @@ def test_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     site = tmp_path / "venv" / "lib" / version / "site-packages"
     with zipfile.ZipFile(next(tmp_path.glob("vkmoe-*.whl"))) as wheel:
         wheel.extractall(site)
+    shipped = {each.name for each in site.glob("vkmoe-*.dist-info/licenses/*")}
+    assert shipped == {"LICENSE", "NOTICE"}
     # A plain line of a .pth file adds the dependencies, not the hook that finds the checkout.
     dependencies = next(path for path in sys.path if path.endswith("site-packages"))
     (site / "dependencies.pth").write_text(dependencies + "\n")
@@ -153,7 +155,7 @@ def test_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     assert len(used.stdout.splitlines()) >= 2, "no text"
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
