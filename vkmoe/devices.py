@@ -15,7 +15,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu import device as gpu
 from vkmoe.gpu.device import VULKAN, Device
 
-__all__ = ["CPU", "choose_device", "list_devices", "open_device", "without_cpu"]
+__all__ = ["CPU", "choose_device", "list_devices", "open_device", "without_cpu", "without_vulkan"]
 
 CPU = "cpu"  # what --device takes for the CPU itself
 _VARIABLE = "VKMOE_DEVICE"
@@ -46,6 +46,15 @@ def without_cpu() -> str:
     return ""
 
 
+def without_vulkan() -> str:
+    """Say why there is no Vulkan device, and what helps; empty where there is one."""
+    try:
+        gpu.list_devices()
+    except NoDriverError as error:
+        return f"{error} ({error.hint})"
+    return ""
+
+
 def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
     """Choose the device a user means: by index, by a part of its name, or the best one.
 
@@ -62,7 +71,12 @@ def choose_device(devices: list[DeviceInfo], wanted: str | None) -> DeviceInfo:
         variant()  # raises where there are no kernels, with what to do
     if name in ("", VULKAN):
         return gpu.choose_device(others or gpu.list_devices(), None)
-    return gpu.choose_device(devices, _name(wanted))
+    try:
+        return gpu.choose_device(devices, _name(wanted))
+    except NoDeviceError:
+        if not others:
+            gpu.list_devices()  # raises NoDriverError where GPUs are not even looked for
+        raise
 
 
 def open_device(

@@ -51,6 +51,22 @@ def test_a_cpu_beside_a_gpu_is_a_choice(
     assert "running on the CPU" not in run("devices").err, "the GPU is chosen"
 
 
+@pytest.mark.parametrize("wanted", ["cpu", "invented"])
+@pytest.mark.parametrize("command", [("generate", "-p", "x"), ("devices",)])
+def test_who_asks_for_the_cpu_misses_no_gpu(
+    run: Run,
+    fake: type[FakeLLM],
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    wanted: str,
+) -> None:
+    """Neither by its own name nor by that of a driver that runs shaders there."""
+    machine(monkeypatch, [CPU], ["/dev/dri/renderD128"])
+    done = run(*command, "--device", wanted)
+    assert done.code == 0
+    assert "no GPU" not in done.err and "render" not in done.err
+
+
 @pytest.mark.parametrize("command", [("generate", "-p", "x"), ("devices",)])
 def test_a_blocked_gpu_is_named(
     run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]

@@ -21,7 +21,7 @@ from vkmoe.bench.clock import MIB, Memory, Times, WrongResultError, time_recordi
 from vkmoe.bench.measure import Mode, Row, summarise
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Backend, Buffer, Recording
-from vkmoe.gpu.device import EXCLUDED, Device, native, translate_errors
+from vkmoe.gpu.device import EXCLUDED, Device, translate_errors, vulkan_errors
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL
 from vkmoe.gpu.transfer import Transfer
@@ -89,7 +89,7 @@ class TypedMemory:
             return cls(
                 device.native.buffer(n_bytes + ALIGNMENT, kind.memory_type, kind.label), n_bytes
             )
-        except native().VulkanError as error:
+        except vulkan_errors() as error:
             if error.result not in REFUSED:
                 raise
             return None

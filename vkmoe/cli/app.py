@@ -31,7 +31,7 @@ from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.serve import serve
-from vkmoe.errors import VkmoeError
+from vkmoe.errors import NoDriverError, VkmoeError
 
 __all__ = ["main", "root"]
 
@@ -95,7 +95,10 @@ def version() -> None:
     from vkmoe.gpu.device import kompute_version
 
     typer.echo(f"vkmoe {__version__}")
-    typer.echo(f"Kompute {kompute_version()}")
+    try:
+        typer.echo(f"Kompute {kompute_version()}")
+    except NoDriverError as error:
+        typer.echo(f"no Kompute: {error}")
     try:
         for device in list_devices():
             api = f", Vulkan {'.'.join(map(str, device.api_version))}" if device.is_vulkan else ""

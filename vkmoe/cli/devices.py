@@ -42,7 +42,7 @@ def devices(
     for item in found:
         typer.echo(_line(item, item is chosen))
     if chosen is not None and chosen.is_cpu:
-        for line in cpu_notes(chosen):
+        for line in cpu_notes(chosen, device):
             note(line)
     elif reason := without_cpu():
         note(reason)

@@ -186,7 +186,7 @@ def notes_at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
     """Describe the machine, how many experts are on it unless all are, and idle options."""
     from vkmoe.experts.decide.settings import sizing_line
 
-    yield from cpu_notes(llm.device_info)
+    yield from cpu_notes(llm.device_info, config.device)
     if config.threads is not None and llm.device_info.is_vulkan and not llm.plan.cpu_layers:
         yield f"--threads has no effect: {llm.device_info.name} runs shaders"
     sizing = llm.plan.sizing
@@ -217,24 +217,32 @@ def mode_line(plan: MemoryPlan) -> str:
     return f"{mode.name}, {n} of {n_all} of each layer on the device, {others}{why}"
 
 
-def cpu_notes(chosen: DeviceInfo) -> Iterator[str]:
-    """Say why a model runs on the CPU: no GPU, another choice, no permission. Empty for a GPU."""
+def cpu_notes(chosen: DeviceInfo, wanted: str | None) -> Iterator[str]:
+    """Say why a model runs on the CPU, and what keeps a GPU away. Empty for a GPU.
+
+    `wanted` is what --device names: a user who asked for the CPU misses no GPU.
+    """
     if not chosen.is_cpu:
         return
-    from vkmoe.devices import list_devices, without_cpu
-    from vkmoe.gpu.device import blocked_render_nodes
+    from vkmoe.devices import list_devices, without_cpu, without_vulkan
+    from vkmoe.gpu.device import VULKAN, blocked_render_nodes
 
+    asked = (wanted or VULKAN).strip().lower() != VULKAN
     devices = list_devices()
     gpus = [device.name for device in devices if not device.is_cpu]
     if gpus:
         yield f"running on the CPU, not on {', '.join(gpus)}"
-    else:
+    elif not asked:
         yield "no GPU found: running on the CPU"
     if chosen.is_vulkan and not all(device.is_vulkan for device in devices):
         yield f"{chosen.name} runs shaders on the CPU; --device cpu is many times as fast"
     if reason := without_cpu():
         yield reason
-    if blocked := blocked_render_nodes():
+    if asked:
+        return
+    if reason := without_vulkan():
+        yield reason
+    elif blocked := blocked_render_nodes():
         yield (
             f"no permission to open {', '.join(blocked)}: to use that GPU, join the `render` "
             "group (sudo usermod -aG render $USER) and log in again"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from vkmoe.gpu.device import Device, native, translate_errors, translated
+from vkmoe.gpu.device import Device, translate_errors, translated, vulkan_errors
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 
@@ -172,7 +172,7 @@ class Backend:
         """
         with suppress(RuntimeError):  # the first error is the one to tell
             self.settle()
-        if isinstance(error, native().VulkanError):
+        if isinstance(error, vulkan_errors()):
             raise translated(error, "running a program") from error
 
     def settle(self) -> None:

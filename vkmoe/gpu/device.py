@@ -6,9 +6,11 @@ Owns the native instance and device. Only this package imports the extension.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -38,6 +40,7 @@ __all__ = [
     "spirv_words",
     "translate_errors",
     "translated",
+    "vulkan_errors",
 ]
 
 REQUIRED_FEATURES = ("buffer_device_address",)
@@ -48,6 +51,7 @@ OPTIONAL_FEATURES = (
     *("subgroup_size_control", "compute_full_subgroups", "timeline_semaphore"),
 )
 STATISTICS = "pipeline_statistics"  # asked for alone: compilers then keep what they found out
+_EXTENSION = "vkmoe.gpu._native"
 VULKAN = "vulkan"  # what --device takes for the best device that has a Vulkan driver
 HAZARD = "SYNC-HAZARD"  # begins the name of every message of synchronisation validation
 OUT_OF_MEMORY = ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "VK_ERROR_OUT_OF_HOST_MEMORY")
@@ -92,8 +96,10 @@ def kompute_version() -> str:
 
 
 def spirv_folder() -> Path:
-    """Find the folder of the compiled shaders: beside the extension."""
-    return Path(str(native().__file__)).parent / "spirv"
+    """Find the folder of the compiled shaders: beside the extension, which need not be loaded."""
+    extension = find_spec(_EXTENSION)
+    assert extension is not None and extension.origin is not None, "rebuild the package"
+    return Path(extension.origin).parent / "spirv"
 
 
 @cache
@@ -104,12 +110,18 @@ def spirv_words(variant: str) -> bytes:
     return path.read_bytes()
 
 
+def vulkan_errors() -> tuple[type[_native.VulkanError], ...]:
+    """List the classes of the extension's errors, for `except`. The CPU loads no extension."""
+    extension = sys.modules.get(_EXTENSION)
+    return () if extension is None else (extension.VulkanError,)
+
+
 @contextmanager
 def translate_errors(doing: str) -> Iterator[None]:
     """Turn the extension's VulkanError into the VkmoeError a user can act on."""
     try:
         yield
-    except native().VulkanError as error:
+    except vulkan_errors() as error:
         raise translated(error, doing) from error
 
 

@@ -5,7 +5,7 @@ Owns the staging buffers. Does not decide what goes where.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,9 @@ class Transfer(Closing):
 
     def view(self, target: _native.Buffer | _native.Tensor) -> Bytes | None:
         """View all bytes of `target` in place, as `write` finds them; None if it is not mapped."""
-        from vkmoe.gpu import _native
-
-        if self._force_staging or not isinstance(target, _native.Buffer) or not target.mapped:
+        if self._force_staging or not getattr(target, "mapped", False):  # of a tensor not known
             return None
-        return target.view()
+        return cast("_native.Buffer", target).view()
 
     def write(self, target: _native.Buffer | _native.Tensor, offset: int, data: Bytes) -> None:
         """Write bytes at `offset`, and no others. Visible to the next submit after `flush()`."""

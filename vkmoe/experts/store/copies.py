@@ -28,7 +28,7 @@ from vkmoe.closing import Closing
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.gpu.arena import Placement
 from vkmoe.gpu.backend import Submission
-from vkmoe.gpu.device import Device, native, translate_errors, translated
+from vkmoe.gpu.device import Device, translate_errors, translated, vulkan_errors
 from vkmoe.gpu.link_speed import LinkSpeed
 
 __all__ = [
@@ -99,7 +99,7 @@ class Uploads:
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         try:  # no context manager: nearly every token comes here
             return _Upload(self._device, self._device.native.upload(copies, self._timed))
-        except native().VulkanError as error:
+        except vulkan_errors() as error:
             raise translated(error, DOING) from error
 
     def drain(self) -> bool:
@@ -119,19 +119,23 @@ class _Upload:
     def done(self) -> bool:
         try:
             return self._submission.done()
-        except native().VulkanError as error:
+        except vulkan_errors() as error:
             raise translated(error, DOING) from error
 
     def wait(self) -> None:
         try:
             self._submission.wait()
-        except (native().VulkanError, MemoryError) as error:
-            with suppress(RuntimeError):  # the first error is the one to tell
-                # It may go on although waiting for it failed; its targets will be others' soon.
-                self._device.native.settle(SETTLE_NS, self._submission)
-            if isinstance(error, MemoryError):
-                raise
+        except MemoryError:
+            self._settle()
+            raise
+        except vulkan_errors() as error:
+            self._settle()
             raise translated(error, DOING) from error
+
+    def _settle(self) -> None:
+        """Wait for a copy that goes on although waiting failed: its targets become others' soon."""
+        with suppress(RuntimeError):  # the first error is the one to tell
+            self._device.native.settle(SETTLE_NS, self._submission)
 
     def cancel(self) -> bool:
         return False
