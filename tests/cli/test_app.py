@@ -102,6 +102,54 @@ def test_the_traceback_shows_on_request(run: Run, fake: type[FakeLLM]) -> None:
     assert "Traceback" in run("generate", "-p", "x", VKMOE_DEBUG="1").err
 
 
+MODEL_COMMANDS = [
+    "generate -p x", "chat", "serve", "info", "plan", f"perplexity -f {__file__}",
+    "trace -p x -o x", "tune", "tune --device cpu", "tune --forget", "bench kernels",
+    "bench decode",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", MODEL_COMMANDS)
+def test_a_model_that_is_not_there_fails_every_command(run: Run, command: str) -> None:
+    """Also those that would have had no use for the file."""
+    done = run(*command.split(), "-m", "/nowhere.gguf")
+    assert done.code == 1
+    assert done.err.endswith("error: /nowhere.gguf does not exist\nhint: check the spelling\n")
+
+
+@pytest.mark.parametrize("name", [name for name in root.commands if name != "bench"])
+@pytest.mark.parametrize("word", ["-hf", "-fa", "-md", "-sys", "-no-cnv", "-vq", "-pfoo"])
+def test_an_option_of_several_letters_is_one_word(run: Run, name: str, word: str) -> None:
+    """What llama.cpp takes and vkmoe does not is neither a help text nor another option's value."""
+    done = run(name, word, "on")
+    hint = f"hint: see `vkmoe {name} --help`"
+    assert done == (2, "", f"error: No such option: {word}\n{hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("generate", "-temp", "0"), "error: No such option: -temp\nhint: there is --temp\n"),
+        (
+            ("generate", "-m"),
+            "error: Option '-m' requires an argument.\nhint: see `vkmoe generate --help`\n",
+        ),
+        (
+            ("tune", "--again", "--forget"),
+            "error: --again and --forget contradict each other\nhint: give one of them\n",
+        ),
+    ],
+)
+def test_wrong_usage_says_what_to_do(run: Run, words: tuple[str, ...], error: str) -> None:
+    assert run(*words) == (2, "", error)
+
+
+def test_a_value_may_look_like_an_option(run: Run, fake: type[FakeLLM]) -> None:
+    assert run("generate", "-p", "-hf", "-n4", "-c", "99", "--", "-fa").code == 0
+    assert [call.get("model", call.get("prompt")) for call in fake.calls[:2]] == ["-fa", "-hf"]
+    assert fake.calls[1]["max_tokens"] == 4
+
+
 def test_an_unknown_command_is_wrong_usage(run: Run) -> None:
     done = run("generat")
     assert done.code == 2

@@ -7,7 +7,9 @@ SIGTERM and 129 when the terminal was closed.
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import re
 import signal
 import sys
 import traceback
@@ -17,7 +19,7 @@ from types import FrameType
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from vkmoe.cli.bench import bench, decode, kernels, transfer
 from vkmoe.cli.cache.simulate import simulate
@@ -31,7 +33,7 @@ from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.serve import serve
-from vkmoe.errors import NoDriverError, VkmoeError
+from vkmoe.errors import NoDriverError, UsageError, VkmoeError
 
 __all__ = ["main", "root"]
 
@@ -41,7 +43,38 @@ _WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 
 
 class _Command(TyperCommand):
-    """Shows the metavars of a command's arguments in its usage line as they are."""
+    """Is a command whose options are whole words, and which names itself in every error of usage.
+
+    Its usage line shows the metavars of arguments as they are.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words that follow the command. Raises UsageError for what is no option."""
+        self._check_words(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except _WrongUsage as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+    def _check_words(self, ctx: Any, args: list[str]) -> None:
+        """Refuse words such as -fa, which typer would read as -f with the value "a"."""
+        takes_value = {
+            flag: not option.is_flag
+            for option in self.get_params(ctx)
+            if isinstance(option, TyperOption)
+            for flag in (*option.opts, *option.secondary_opts)
+        }
+        words = iter(args)
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            if takes_value.get(word):
+                next(words, None)  # its value, whatever that looks like
+            elif word not in takes_value and re.match("-[a-zA-Z]{2}", word):
+                long = f"-{word}" if f"-{word}" in takes_value else None
+                raise UsageError(
+                    f"No such option: {word}",
+                    f"there is {long}" if long else f"see `{ctx.command_path} --help`",
+                )
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [item for item in self.params if isinstance(item, TyperArgument)]

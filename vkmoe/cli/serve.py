@@ -19,7 +19,7 @@ from vkmoe.cli.options import (
     option,
 )
 from vkmoe.config import EngineConfig, SamplingConfig
-from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
@@ -74,6 +74,7 @@ def serve(
     finished or ten seconds later.
     """
     _check_installed()
+    from vkmoe.gguf_file.disk import map_file
     from vkmoe.server.app import make_app
     from vkmoe.server.engine_thread import EngineThread
     from vkmoe.server.service import Service
@@ -81,8 +82,8 @@ def serve(
     from vkmoe.server.serving import serve as run
 
     chosen = chosen_model(context, positional, model)
-    if chosen is not None and not Path(chosen).is_file():
-        raise UsageError(f"there is no file {chosen}", "name a GGUF file")
+    if chosen is not None:
+        map_file(Path(chosen))  # raises before it listens
     keys = [key.strip() for key in (api_key or "").split(",") if key.strip()]
     if host not in ("127.0.0.1", "localhost", "::1") and not keys and not quiet:
         note("whatever reaches this address may use the model: --api-key asks for a key")

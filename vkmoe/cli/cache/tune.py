@@ -11,7 +11,7 @@ import typer
 from vkmoe.cli.notes import counting, note
 from vkmoe.cli.options import Model, Positional, chosen_model, config_options, option
 from vkmoe.config import EngineConfig
-from vkmoe.errors import VkmoeError
+from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
@@ -53,7 +53,9 @@ def tune(
     from vkmoe.devices import open_device
     from vkmoe.placement.remembered import forget as delete
 
-    path = chosen_model(context, positional, model)
+    if again and forget:
+        raise UsageError("--again and --forget contradict each other", "give one of them")
+    works = _works(chosen_model(context, positional, model))
     with open_device(config.device) as opened:
         info = opened.info
         note(f"device {info.index}: {info.name} ({info.driver})")
@@ -62,7 +64,7 @@ def tune(
         elif not info.is_vulkan:
             note(NO_NEED.format(n=opened.n_threads))
         else:
-            _tune(opened, _works(path), again)
+            _tune(opened, works, again)
 
 
 def _tune(device: Device, works: Works, again: bool) -> None:
