@@ -106,8 +106,11 @@ def made(request: pytest.FixtureRequest, name: str) -> Tokenizer:
         return Tokenizer.from_file(file)
 
 
+BLANKS = b" \t\n\r"
+
+
 class Reply:
-    """What a fake model says that likes to end things."""
+    """What a fake model says that likes some characters: at first those that end things."""
 
     def __init__(
         self,
@@ -116,11 +119,11 @@ class Reply:
         draft: DraftWay = "none",
         habit: float = 0.0,
         max_tokens: int = 300,
+        liked: bytes = b'"}],.0123456789',
         **options: Any,
     ) -> None:
         tokenizer = constraint.tokenizer
-        closing = b'"}],.0123456789'
-        biases = {i: 5.0 for i in range(tokenizer.n_vocab) if ends_things(tokenizer, i, closing)}
+        biases = {i: 5.0 for i in range(tokenizer.n_vocab) if is_liked(tokenizer, i, liked)}
         sampling = SamplingConfig(temp=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
         model = FakeModel(1, 400, habit=habit, n_vocab=tokenizer.n_vocab + 3)
         scheduler = Scheduler(model, draft)
@@ -144,9 +147,15 @@ class Reply:
         self.n_drafted, self.n_accepted = generation.n_drafted, generation.n_accepted
 
 
-def ends_things(tokenizer: Tokenizer, token: int, closing: bytes) -> bool:
+def is_liked(tokenizer: Tokenizer, token: int, liked: bytes) -> bool:
     raw = tokenizer.token_bytes(token, False)
-    return token in tokenizer.end_ids or (raw != b"" and all(byte in closing for byte in raw))
+    return token in tokenizer.end_ids or (raw != b"" and all(byte in liked for byte in raw))
+
+
+def longest_blank(text: str) -> int:
+    """The characters of the longest run of blanks between the parts of a JSON text."""
+    parts = re.sub(r'"(\\.|[^"\\])*"', '""', text)
+    return max(map(len, re.findall(r"\s+", parts)), default=0)
 
 
 # ----- replies -----
@@ -177,6 +186,20 @@ def test_replies_that_end_are_what_a_schema_describes(
         else:
             assert len(reply.ids) == 300
     assert n_ended > 0
+
+
+@pytest.mark.parametrize("name", FAST, scope="module")
+def test_a_model_that_likes_blanks_closes_the_objects_that_a_schema_bounds(
+    constraints: Constraints,
+) -> None:
+    constraint, longest = constraints.json_schema(PERSON), 0
+    for seed in range(10):
+        reply = Reply(constraint, seed, liked=BLANKS)
+        assert reply.reason == "stop", reply.text
+        jsonschema.validate(json.loads(reply.text), PERSON)
+        longest = max(longest, longest_blank(reply.text))
+    assert longest == 1
+    assert Reply(constraint, 0, liked=BLANKS, max_tokens=9).reason == "length"
 
 
 def test_any_json_object_is_one(tiny_tokenizer: Tokenizer) -> None:
@@ -284,7 +307,7 @@ def test_a_schema_may_be_a_part_of_a_grammar(tiny_tokenizer: Tokenizer) -> None:
         assert reply.reason == "stop" and reply.ids[0] == 261
         value = reply.text.removeprefix("<think>call ").removesuffix("</x>")
         jsonschema.validate(json.loads(value), PERSON)
-        assert max(map(len, re.findall(r"\s+", value)), default=0) <= 64
+        assert longest_blank(value) <= 1
     with pytest.raises(UsageError, match="nested"):
         constraints.json_in_lark(nested(200))
 

@@ -37,8 +37,8 @@ MAX_OBJECTS = 2000  # in a schema: compiling takes the square of an object's pro
 MAX_VALUES = 50_000  # in a schema, scalars included
 _SCHEMA = "the JSON schema"
 _MAX_LISTED = 200  # characters of a reason
-# Blanks between the parts of JSON. Models that know no better word fill the context with them.
-_JSON_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
+# A blank between the parts of JSON. Models that know no better word repeat it as often as they may.
+_JSON_BLANK = r"[\x20\x0A]"
 # A row of the parser has four items for each property that may come next, a step few more; a state
 # of the lexer takes up to 2 kB.
 _LIMITS = {
@@ -67,8 +67,9 @@ class Constraints:
     def json_schema(self, schema: Mapping[str, Any] | bool, lenient: bool = False) -> Constraint:
         """Allow JSON that a schema describes; what `$ref` names must be in the schema itself.
 
-        Keywords and formats that cannot be kept to, such as `not`, are refused; if `lenient` they
-        are ignored, and of `oneOf` several may hold.
+        Between two parts stands at most one space or newline. Keywords and formats that cannot be
+        kept to, such as `not`, are refused; if `lenient` they are ignored, and of `oneOf` several
+        may hold.
         """
         text = _written(schema, lenient)
         try:
@@ -291,7 +292,7 @@ def _written(schema: Mapping[str, Any] | bool, lenient: bool) -> str:
         raise UsageError(f"{_SCHEMA} is false, which allows nothing", "leave it out")
     rules = {} if schema is True else dict(schema)
     rules["x-guidance"] = {
-        "whitespace_pattern": _JSON_BLANKS,
+        "whitespace_pattern": _JSON_BLANK,
         "lenient": lenient,
         "coerce_one_of": lenient,
     }
