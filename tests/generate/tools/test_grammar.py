@@ -15,6 +15,7 @@ from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.tools import ToolFamily, call_grammar, family_of
 from vkmoe.generate.tools.families import FamilyName
 from vkmoe.generate.tools.marked import DEEPSEEK as D
+from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
 
 from .replies import FAMILIES, NOW, THINK, events_of, joined, tool
 from .test_parser import HARMONY_THOUGHT, V3, V31
@@ -116,6 +117,67 @@ def test_references_in_schemas_find_their_definitions() -> None:
     assert takes(calls_of(FAMILIES["hermes"], tools), call)
     tags = '<tool_call>\n<function=f>\n<parameter=x>\n{"y": 1}\n</parameter>\n</function>\n'
     assert takes(calls_of(FAMILIES["qwen-coder"], tools), tags + "</tool_call>")
+
+
+DEFS = {
+    "Level": {"type": "string", "enum": ["low", "high"]},
+    "Text": {"type": "string"},
+    "Point": {"type": "object", "properties": {"y": {"type": "integer"}}, "required": ["y"]},
+    "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "null"}]},
+    "a/b": {"$ref": "#/$defs/Level"},
+}
+NULL = {"type": "null"}
+# A schema, a value as it stands between tags, what it is, and what the schema does not allow.
+VALUES: list[tuple[Any, str, Any, str | None]] = [
+    ({"$ref": "#/$defs/Level"}, "low", "low", '"low"'),
+    ({"$ref": "#/$defs/a~1b"}, "low", "low", "middle"),
+    ({"$ref": "#/$defs/Text"}, "42", "42", None),
+    ({"$ref": "#/$defs/Point"}, '{"y": 1}', {"y": 1}, "one"),
+    ({"allOf": [{"$ref": "#/$defs/Level"}], "default": "low"}, "high", "high", "middle"),
+    ({"allOf": [{"$ref": "#/$defs/Level"}, {"enum": ["high", 1]}]}, "high", "high", "low"),
+    ({"anyOf": [{"$ref": "#/$defs/Level"}, NULL], "default": None}, "high", "high", "middle"),
+    ({"anyOf": [{"$ref": "#/$defs/Level"}, NULL], "default": None}, "null", None, "nothing"),
+    ({"anyOf": [{"$ref": "#/$defs/Point"}, NULL]}, '{"y":1}', {"y": 1}, "nothing"),
+    ({"anyOf": [{"$ref": "#/$defs/Text"}, NULL]}, "42", "42", None),
+    ({"anyOf": [{"const": "a"}, {"const": 5}]}, "a", "a", "b"),
+    ({"const": "x"}, "x", "x", '"x"'),
+    ({"const": "5", "type": "string"}, "5", "5", "6"),
+    ({"const": {"k": [1]}}, '{"k": [1]}', {"k": [1]}, '{"k": [2]}'),
+    ({"enum": ["a", 7, None]}, "7", 7, "8"),
+    ({"$ref": "#/$defs/Loop"}, "null", None, None),
+    ({"$ref": "#/$defs/none"}, "5", 5, None),
+    ({"$ref": "http://example.com/x.json"}, "a", "a", None),
+    ({"oneOf": [{"$ref": "#/$defs/Level"}, {"const": 7}]}, "7", 7, "8"),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "value", "wrong"), VALUES)
+def test_a_value_between_tags_is_what_its_schema_leads_to(
+    schema: Any, text: str, value: Any, wrong: str | None
+) -> None:
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": DEFS}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    family = FAMILIES["qwen-coder"]
+    grammar = calls_of(family, tools)
+
+    def call(text: str) -> str:
+        tag = f"<parameter=x>\n{text}\n</parameter>\n"
+        return f"<tool_call>\n<function=f>\n{tag}</function>\n</tool_call>"
+
+    assert takes(grammar, call(text))
+    assert wrong is None or not takes(grammar, call(wrong))
+    (found,) = joined(events_of([call(text)], family, tools=tools)).calls
+    assert json.loads(found.arguments) == {"x": value}
+
+
+def test_references_that_lead_far_or_everywhere_come_to_an_end() -> None:
+    chain: dict[str, Any] = {f"c{i}": {"$ref": f"#/$defs/c{i + 1}"} for i in range(5000)}
+    for i in range(24):
+        chain[f"d{i}"] = {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
+    properties = {"far": {"$ref": "#/$defs/c0"}, "wide": {"$ref": "#/$defs/d0"}}
+    schemas = ParameterSchemas({"properties": properties, "$defs": {**chain, "d24": {"const": 1}}})
+    assert schemas.parameter("far") == Allowed()
+    assert schemas.parameter("wide") == Allowed(frozenset({"integer"}), ("1",))
 
 
 def test_control_tokens_stand_by_their_ids() -> None:

@@ -14,7 +14,8 @@ from vkmoe.generate.tools.families import ToolFamily
 from vkmoe.generate.tools.harmony import CHANNEL, MESSAGE
 from vkmoe.generate.tools.marked import DEEPSEEK, MISTRAL
 from vkmoe.generate.tools.parser import function_of
-from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN, types_of
+from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
+from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN
 
 __all__ = ["call_grammar", "form_grammar"]
 
@@ -166,25 +167,24 @@ class _Grammar:
     def _tagged(self, name: str, schema: Mapping[str, Any]) -> str:
         """Write a call with a tag for each parameter, in the schema's order."""
         parts = [self._marked(OPEN), _quoted(f"\n{FUNCTION}{name}>\n")]
-        required = schema.get("required")
+        required, schemas = schema.get("required"), ParameterSchemas(schema)
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         for key, value in _mapping(schema.get("properties")).items():
-            rule = f"{_quoted(f'<parameter={key}>' + chr(10))} {self._value(value, schema)}"
+            form = self._value({**shared, **_mapping(value)}, schemas.parameter(key))
+            rule = f"{_quoted(f'<parameter={key}>' + chr(10))} {form}"
             is_required = isinstance(required, list) and key in required
             parts.append(rule if is_required else f"({rule})?")
         return " ".join([*parts, '"</function>\\n"', self._marked(CLOSE)])
 
-    def _value(self, schema: object, root: Mapping[str, Any]) -> str:
+    def _value(self, schema: Mapping[str, Any], allowed: Allowed) -> str:
         """Write the value of a parameter and the tag behind it; a text stands there as it is."""
         end = _quoted("\n</parameter>\n")
-        types, values = types_of(schema), _mapping(schema).get("enum")
-        if not types and not ({"$ref", "enum", "const", "allOf"} & _mapping(schema).keys()):
+        if allowed.choices:
+            texts = [json.loads(each) if each[0] == '"' else each for each in allowed.choices]
+            return f"({' | '.join(map(_quoted, texts))}) {end}"
+        if not allowed.types or "string" in allowed.types:
             return "value"
-        if types == {"string"} and isinstance(values, list):
-            return f"({' | '.join(_quoted(str(item)) for item in values)}) {end}"
-        if "string" in types:
-            return "value"
-        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return f"{self._in_lark({**shared, **_mapping(schema)})} {end}"
+        return f"{self._in_lark(schema)} {end}"
 
     def _marked(self, text: str) -> str:
         """Write a text, its marks that are special tokens by their ids."""

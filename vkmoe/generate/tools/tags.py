@@ -14,14 +14,14 @@ from typing import Any
 
 from vkmoe.generate.tools.cursor import BLANKS, Cursor, Malformed, Steps
 from vkmoe.generate.tools.json_text import is_json, read_call
+from vkmoe.generate.tools.schemas import ParameterSchemas, kind_of
 
-__all__ = ["CLOSE", "FUNCTION", "OPEN", "read_tags", "types_of"]
+__all__ = ["CLOSE", "FUNCTION", "OPEN", "read_tags"]
 
 OPEN, CLOSE, FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _PARAMETER, _FUNCTION_END = "<parameter=", "</function>"
 _VALUE_ENDS = ("\n</parameter>", "</parameter>")
 _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}  # templates write them
-_NO_TEXT = {"object", "array", "boolean", "null", "integer", "number"}
 
 
 def read_tags(cursor: Cursor, mark: str, schemas: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
@@ -48,8 +48,7 @@ def read_tags(cursor: Cursor, mark: str, schemas: Mapping[str, Mapping[str, Any]
 def _read_function(cursor: Cursor, schemas: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
     name = yield from _read_name(cursor)
     cursor.begin_call(name)
-    properties = schemas.get(name, {}).get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
+    parameters = ParameterSchemas(schemas.get(name, {}))
     before, seen = "{", set[str]()
     while (yield from cursor.expect(_PARAMETER, _FUNCTION_END)) == _PARAMETER:
         key = yield from _read_name(cursor)
@@ -57,7 +56,7 @@ def _read_function(cursor: Cursor, schemas: Mapping[str, Mapping[str, Any]]) -> 
             raise Malformed
         seen.add(key)
         cursor.argument(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
-        yield from _read_parameter(cursor, properties.get(key))
+        yield from _read_parameter(cursor, parameters.parameter(key).types)
         before = ", "
     cursor.argument("}" if seen else "{}")
 
@@ -70,17 +69,17 @@ def _read_name(cursor: Cursor) -> Steps[str]:
     return name
 
 
-def _read_parameter(cursor: Cursor, schema: object) -> Steps[None]:
+def _read_parameter(cursor: Cursor, types: frozenset[str]) -> Steps[None]:
     """Read a value and give it as JSON; one that can only be a text comes while it arrives."""
     yield from cursor.one_of(("\n",))
-    if types_of(schema) == {"string"}:
+    if types == {"string"}:
         cursor.argument('"')
         yield from _read_text(cursor, lambda text: cursor.argument(_in_string(text)))
         cursor.argument('"')
     else:
         parts: list[str] = []
         yield from _read_text(cursor, parts.append)
-        cursor.argument(_as_json("".join(parts), types_of(schema)))
+        cursor.argument(_as_json("".join(parts), types))
 
 
 def _read_text(cursor: Cursor, take: Callable[[str], None]) -> Steps[None]:
@@ -103,39 +102,12 @@ def _in_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def types_of(schema: object) -> set[str]:
-    """Return the JSON types that a schema allows; none where it does not say."""
-    if not isinstance(schema, Mapping):
-        return set()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list):
-        return {str(item) for item in kind}
-    for key in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(key), list):
-            return set().union(*(types_of(option) for option in options[:100]))
-    values = schema.get("enum")
-    if isinstance(values, list) and values and all(isinstance(item, str) for item in values):
-        return {"string"}
-    return set()
-
-
-def _as_json(text: str, types: set[str]) -> str:
+def _as_json(text: str, types: frozenset[str]) -> str:
     """Return the JSON of a value: what its type says, and a text where it cannot be read so."""
     plain = text.strip(BLANKS)
     plain = _PYTHON_NAMES.get(plain, plain)
-    may_be_text = not types or "string" in types
-    if is_json(plain) and (not may_be_text or _kinds(plain) & (types or _NO_TEXT)):
-        return plain
+    if is_json(plain):
+        may_be_text, kind = not types or "string" in types, kind_of(plain)
+        if not may_be_text or (kind != "string" and kind in (types or {kind})):
+            return plain  # a text in quotes stays one
     return json.dumps(text, ensure_ascii=False)
-
-
-def _kinds(value: str) -> set[str]:
-    """Return the types that a schema may give to a valid value."""
-    kinds = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"}
-    if value[0] == '"':
-        return set()  # a text in quotes stays one
-    if value[0] in kinds:
-        return {kinds[value[0]]}
-    return {"integer", "number"} if value.lstrip("-").isdigit() else {"number"}
