@@ -124,6 +124,24 @@ def test_an_answer_of_a_form_or_calls_come_where_both_are_allowed(
     assert only.message.tool_calls
 
 
+@pytest.mark.parametrize("n_tokens", [4, 12, 25])
+def test_a_call_that_was_cut_is_no_text(
+    client: openai.OpenAI, claude: anthropic.Anthropic, n_tokens: int
+) -> None:
+    common: Any = {"model": "demo", "messages": ASK, "max_tokens": n_tokens, "seed": 1}
+    common |= {"tools": [TOOL], "tool_choice": "required"}
+    choice = client.chat.completions.create(**common).choices[0]
+    assert choice.finish_reason == "length"
+    assert not choice.message.content and not choice.message.tool_calls
+    chunks = [each.choices[0] for each in client.chat.completions.create(**common, stream=True)]
+    assert chunks[-1].finish_reason == "length"
+    assert not any(chunk.delta.content for chunk in chunks)
+    asked: Any = {"name": "weather", "input_schema": WEATHER}
+    common |= {"tools": [asked], "tool_choice": {"type": "any"}}
+    found = claude.messages.create(**{n: v for n, v in common.items() if n != "seed"})
+    assert found.stop_reason == "max_tokens" and found.content == []
+
+
 def test_no_tool_is_called_that_is_not_to_be(client: openai.OpenAI) -> None:
     done = client.chat.completions.create(
         model="demo", messages=ASK, tools=[TOOL], tool_choice="none", max_tokens=20, temperature=0

@@ -62,13 +62,15 @@ class Reply(NamedTuple):
     calls: list[Call]
 
 
-def events_of(pieces: Iterable[str], family: ToolFamily, **options: Any) -> list[ReplyEvent]:
+def events_of(
+    pieces: Iterable[str], family: ToolFamily, is_cut: bool = False, **options: Any
+) -> list[ReplyEvent]:
     """The events of a reply that comes in `pieces`; ids count."""
     ids = itertools.count()
     options = {"tools": TOOLS, **options}
     parser = ReplyParser(family, **options, make_id=lambda: f"id{next(ids)}")
     events = [event for piece in pieces for event in parser.feed(piece)]
-    return events + parser.finish()
+    return events + parser.finish(is_cut)
 
 
 def joined(events: Iterable[ReplyEvent]) -> Reply:

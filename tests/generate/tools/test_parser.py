@@ -161,6 +161,23 @@ def test_what_is_no_call_is_all_answer(name: FamilyName, text: str, cuts: list[i
     assert joined(events_of(in_pieces(text, cuts), FAMILIES[name])) == Reply(text, "", [])
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("name", "text", "wanted"), WELL_FORMED)
+def test_no_part_of_a_call_that_was_cut_is_text(
+    name: FamilyName, text: str, wanted: tuple[str, str, list[tuple[str, str]]], streams: bool
+) -> None:
+    """Wherever the reply ends, what comes out is the beginning of what the whole one is."""
+    for end in range(len(text)):
+        events = events_of([text[:end]], FAMILIES[name], is_cut=True, streams=streams)
+        content, thought, calls = of_call(joined(events))
+        assert wanted[0].startswith(content.rstrip()) and wanted[1].startswith(thought.rstrip())
+        whole = calls[:-1] if streams else calls  # the last of a stream may be the beginning of one
+        assert whole == wanted[2][: len(whole)]
+        for call, right in zip(calls, wanted[2], strict=False):
+            assert call[0] == right[0] and right[1].startswith(call[1])
+        assert len(calls) <= len(wanted[2])
+
+
 def test_a_malformed_call_of_harmony_shows_with_its_header() -> None:
     header = "<|channel|>commentary to=functions.add<|message|>"
     text = f"{header}oops<|end|><|start|>assistant<|channel|>final<|message|>Yes."
@@ -182,15 +199,23 @@ PARTS = [
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(parts=st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=8), cuts=CUTS,
-       streams=st.booleans(), in_thought=st.booleans(), end=st.integers(0, 400))  # fmt: skip
+       streams=st.booleans(), in_thought=st.booleans(), end=st.integers(0, 400),
+       is_cut=st.booleans())  # fmt: skip
 @settings(max_examples=150, deadline=None)
 def test_no_cut_of_any_reply_changes_it(
-    name: FamilyName, parts: list[str], cuts: list[int], streams: bool, in_thought: bool, end: int
+    name: FamilyName,
+    parts: list[str],
+    cuts: list[int],
+    streams: bool,
+    in_thought: bool,
+    end: int,
+    is_cut: bool,
 ) -> None:
     """Hostile and truncated replies come out the same in pieces, whole and letter by letter."""
     text = "".join(parts)[: end or None]
     family = FAMILIES[name]
     options = {"streams": streams, "in_thought": in_thought and family.thought is not None}
+    options["is_cut"] = is_cut
     ways = (in_pieces(text, cuts), [text], list(text))
     replies = [joined(events_of(pieces, family, **options)) for pieces in ways]
     assert replies[0] == replies[1] == replies[2]

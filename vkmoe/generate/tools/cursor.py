@@ -72,6 +72,8 @@ class Cursor:
         self.known = known
         self.events: list[ReplyEvent] = []
         self.is_over = False  # no more text follows
+        self.is_cut = False  # and not because the model had said all
+        self._ran_out = False  # a reader wanted more than there is
         self._streams, self._trims, self._make_id = streams, trims, make_id
         self._text = ""
         self._start = 0  # what comes before it was given out
@@ -100,9 +102,17 @@ class Cursor:
 
     # ----- what readers ask for -----
 
+    @property
+    def lacks_text(self) -> bool:
+        """Say whether a reader lacked text that the reply would have had if it had not been cut."""
+        return self.is_cut and self._ran_out
+
     def peek(self) -> Steps[str]:
         """Return the next character, "" at the end."""
-        while self._at == len(self._text) and not self.is_over:
+        while self._at == len(self._text):
+            if self.is_over:
+                self._ran_out = True
+                break
             yield
         return self._text[self._at : self._at + 1]
 
@@ -132,7 +142,8 @@ class Cursor:
     def one_of(self, texts: Sequence[str]) -> Steps[str | None]:
         """Read the one of `texts` that follows; None, and nothing is read, where none does.
 
-        None of them may begin another.
+        None of them may begin another. The beginning of one at the end of a reply that was cut is
+        read too.
         """
         longest = max(map(len, texts))
         while True:
@@ -141,7 +152,11 @@ class Cursor:
                 if ahead.startswith(text):
                     self._at += len(text)
                     return text
-            if self.is_over or not any(text.startswith(ahead) for text in texts):
+            if not any(text.startswith(ahead) for text in texts):
+                return None
+            if self.is_over:
+                self._ran_out = True
+                self._at += len(ahead) if self.is_cut else 0
                 return None
             yield
 
@@ -158,6 +173,7 @@ class Cursor:
     ) -> Steps[tuple[str, str | None]]:
         """Read up to a mark and the mark itself; None as the mark is the end of the reply.
 
+        Where the reply was cut, the beginning of a mark at the end is neither text nor mark.
         Returns the text before it, which `take` gets instead while it arrives.
         """
         parts: list[str] = []
@@ -168,14 +184,17 @@ class Cursor:
                 start, end = found
             else:
                 end = start = len(self._text)
-                if not self.is_over:
+                if self.is_cut or not self.is_over:
                     end = start = start - possible_length(self._text, marks, self._at)
             text, mark = self._text[self._at : start], self._text[start:end]
             self._at = start
             take(text)  # may let go of all that was read
             self._at += len(mark)
-            if mark or self.is_over:
-                return "".join(parts), mark or None
+            if mark:
+                return "".join(parts), mark
+            if self.is_over:
+                self._ran_out, self._at = True, len(self._text)
+                return "".join(parts), None
             yield
 
     def place(self) -> int:
@@ -239,15 +258,21 @@ class Cursor:
         self._forget()
 
     def refuse(self) -> None:
-        """Give what was read of a call that is none as answer. Mutates.
+        """Give what was read of a call that is none as answer, unless it was cut. Mutates.
 
-        What came out of it stays: such a call ends here, and the rest is the answer.
+        What came out of it stays: such a call ends here, and the rest is the answer. No part of a
+        call that was cut is.
         """
         if self._in_call and self._streams:
             self.events.append(ToolCallEnd(self._n_calls))
             self._n_calls += 1
         self._call, self._in_call = [], False
-        self.content(self._text[self._start : self._at])
+        if self.lacks_text:
+            self._at = len(self._text)
+            self._answer = _Run(after_mark=True)
+            self._forget()
+        else:
+            self.content(self._text[self._start : self._at])
 
     # ----- inside -----
 

@@ -35,8 +35,9 @@ _CALL_MARKS = {
 class ReplyParser:
     """Sorts the text of one reply. What comes out joined does not depend on how it was cut.
 
-    What looks like a call and is not written as one is part of the answer, marks and all. Blanks
-    beside thoughts and calls belong to neither, nor to the answer.
+    What looks like a call and is not written as one is part of the answer, marks and all; what
+    there is of a call that was cut is not. Blanks beside thoughts and calls belong to neither, nor
+    to the answer.
     """
 
     def __init__(
@@ -74,9 +75,12 @@ class ReplyParser:
         self._run()
         return self._cursor.take_events()
 
-    def finish(self) -> list[ReplyEvent]:
-        """Return what is left when the reply is over. Mutates."""
-        self._cursor.is_over = True
+    def finish(self, is_cut: bool = False) -> list[ReplyEvent]:
+        """Return what is left when the reply is over. Mutates.
+
+        `is_cut`: something else than the model has ended it, such as a limit of tokens.
+        """
+        self._cursor.is_over, self._cursor.is_cut = True, is_cut
         self._run()
         self._cursor.close()
         return self._cursor.take_events()
@@ -112,6 +116,8 @@ class ReplyParser:
         yield from self._cursor.blanks()
         if (yield from self._cursor.one_of(self._family.thought[:1])) is not None:
             return True
+        if self._cursor.lacks_text:
+            self._cursor.form()
         self._cursor.back(0)
         return False
 

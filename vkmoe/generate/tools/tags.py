@@ -93,6 +93,8 @@ def _read_text(cursor: Cursor, take: Callable[[str], None]) -> Steps[None]:
         if (yield from cursor.one_of((_PARAMETER, _FUNCTION_END))) is not None:
             cursor.back(place)
             return
+        if cursor.lacks_text:
+            raise Malformed
         cursor.back(place)
         take(mark)
 

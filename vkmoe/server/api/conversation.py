@@ -104,10 +104,11 @@ def _name(tool: dict[str, Any]) -> str:
 class ReplyText:
     """Reads one reply: its answer, its thoughts, its calls."""
 
-    def __init__(self, llm: LLM, parser: ReplyParser, is_kept_to_form: bool) -> None:
+    def __init__(self, llm: LLM, parser: ReplyParser, reply: Reply) -> None:
         """Begin a reply; one that is kept to a form has no blank before its first word."""
-        self._parser = parser
+        self._parser, self._generation = parser, reply.generation
         self.n_thought = 0  # tokens of its thoughts
+        is_kept_to_form = self._generation.request.constraint is not None
         self._has_blank = llm.tokenizer.adds_space and not is_kept_to_form
 
     def feed(self, pieces: Iterable[Piece]) -> list[ReplyEvent]:
@@ -123,7 +124,8 @@ class ReplyText:
 
     def finish(self) -> list[ReplyEvent]:
         """Return what is left when the reply is over. Mutates."""
-        return self._parser.finish()
+        ended = self._generation
+        return self._parser.finish(ended.finish_reason == "length" or ended.stop_text is not None)
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,10 @@ async def begin(
         ReplyParser(family, conversation.offered, in_thought=in_thought, streams=streams)
         for _ in requests
     ]
-    texts = [ReplyText(llm, parser, constraint is not None) for parser in parsers]
-    return Begun(llm, service.begin(requests), texts)
+    replies = service.begin(requests)
+    return Begun(
+        llm, replies, [ReplyText(llm, *each) for each in zip(parsers, replies, strict=True)]
+    )
 
 
 def checked_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
