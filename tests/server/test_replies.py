@@ -211,6 +211,27 @@ SCHEMA = {
 }
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_call_may_be_demanded_of_a_model_whose_template_has_none(
+    client: OpenAI, choice: Any
+) -> None:
+    common: Any = {"model": "demo", "messages": [{"role": "user", "content": "x ="}], "seed": 1}
+    common |= {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]}
+    common |= {"tool_choice": choice, "max_tokens": 120}
+    done = client.chat.completions.create(**common).choices[0]
+    assert done.finish_reason == "tool_calls" and not done.message.content
+    assert done.message.tool_calls
+    (call,) = done.message.tool_calls
+    assert call.type == "function" and call.function.name == "f"
+    assert set(json.loads(call.function.arguments)) == {"name", "n"}
+    chunks = [each.choices[0] for each in client.chat.completions.create(**common, stream=True)]
+    deltas = [part for chunk in chunks for part in chunk.delta.tool_calls or ()]
+    streamed = "".join(part.function.arguments or "" for part in deltas if part.function)
+    assert streamed == call.function.arguments and chunks[-1].finish_reason == "tool_calls"
+    free = client.chat.completions.create(**{**common, "tool_choice": "auto", "max_tokens": 5})
+    assert free.choices[0].message.content and not free.choices[0].message.tool_calls
+
+
 def test_a_reply_has_the_form_that_was_asked_for(server: Served, client: OpenAI) -> None:
     for temperature in (0.0, 0.3):
         done = client.chat.completions.create(

@@ -72,7 +72,7 @@ class Cursor:
         self.known = known
         self.events: list[ReplyEvent] = []
         self.is_over = False  # no more text follows
-        self.is_cut = False  # and not because the model had said all
+        self.is_cut = False  # and something else than the model ended it
         self._ran_out = False  # a reader wanted more than there is
         self._streams, self._trims, self._make_id = streams, trims, make_id
         self._text = ""

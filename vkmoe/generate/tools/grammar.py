@@ -22,7 +22,7 @@ __all__ = ["call_grammar", "form_grammar"]
 # Writes a JSON schema as a grammar wants it: `Constraints.json_in_lark` does.
 InLark = Callable[[Mapping[str, Any] | bool], str]
 
-_ONE_ONLY = ("harmony", "llama")  # their templates can write one call of a turn
+_ONE_ONLY = ("harmony", "llama", "none")  # which write one call of a turn
 
 
 def call_grammar(
@@ -35,15 +35,13 @@ def call_grammar(
 ) -> str:
     """Return the grammar of one call of one of `tools`, or of several, after an optional thought.
 
-    `parallel` allows several where the family can write them. `in_thought`: the prompt ends inside
-    a thought, which must end first. Special tokens stand in it by their ids. Raises PromptError for
-    a family without calls, and without tools.
+    `parallel` allows several where the family can write them. A family without calls writes one as
+    {"name": ..., "arguments": ...}. `in_thought`: the prompt ends inside a thought, which must end
+    first. Special tokens stand in it by their ids. Raises PromptError without tools.
     """
-    if family.name == "none" or not tools:
+    if not tools:
         raise PromptError(
-            "a tool call cannot be demanded of this model"
-            if tools
-            else "a tool call is demanded, but there are no tools",
+            "a tool call is demanded, but there are no tools",
             "leave tool_choice at 'auto' or 'none'",
         )
     functions = [function_of(tool) for tool in tools]

@@ -46,13 +46,15 @@ class ReplyParser:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         in_thought: bool = False,
+        must_call: bool = False,
         streams: bool = False,
         make_id: Callable[[], str] = random_call_id,
     ) -> None:
         """Begin a reply to a prompt that offered `tools`, as OpenAI's API writes them.
 
         Without tools nothing is a call. `in_thought`: the template has opened a thought
-        (`family.begins_in_thought`). A call comes out when it is whole. With `streams` it begins to
+        (`family.begins_in_thought`). `must_call`: the reply is kept to `call_grammar`, so that a
+        family without calls has one. A call comes out when it is whole. With `streams` it begins to
         come out with its first argument; then one that turns out malformed ends there, and what
         follows is part of the answer.
         """
@@ -64,6 +66,8 @@ class ReplyParser:
         }
         self._family = family
         self._marks = _CALL_MARKS.get(family.name, ()) if tools else ()
+        has_bare_calls = family.name == "llama" or (must_call and family.name == "none")
+        self._may_be_bare = bool(tools) and has_bare_calls
         trims = family.name != "harmony" and bool(self._marks or family.thought)
         self._cursor = Cursor(frozenset(self._schemas), streams, trims, make_id)
         self._steps = self._read(in_thought)
@@ -98,7 +102,7 @@ class ReplyParser:
             return
         if in_thought or (yield from self._opens_thought()):
             yield from self._read_thought()
-        if family.name == "llama" and self._marks:
+        if self._may_be_bare:
             yield from self._read_bare_call()
         while True:
             _, mark = yield from cursor.until(self._marks, cursor.content)
@@ -141,7 +145,7 @@ class ReplyParser:
             yield from read_tags(cursor, mark, self._schemas)
 
     def _read_bare_call(self) -> Steps[None]:
-        """Read a call without a mark, with which a reply of Llama may begin."""
+        """Read a call without a mark, with which a reply may begin."""
         cursor = self._cursor
         yield from cursor.blanks()
         if (yield from cursor.peek()) != "{":

@@ -57,13 +57,18 @@ class Conversation:
         return llm.tokenizer.encode(prompt, add_special=not llm.has_chat_template)
 
     @property
+    def must_call(self) -> bool:
+        """Say whether the reply must be a call."""
+        return self.tool_choice not in ("none", "auto")
+
+    @property
     def has_form(self) -> bool:
         """Say whether `constraint` has something to do."""
-        return self.schema is not None or self.tool_choice not in ("none", "auto")
+        return self.schema is not None or self.must_call
 
     def constraint(self, llm: LLM, family: ToolFamily, in_thought: bool) -> Constraint | None:
         """Return what keeps the reply to its form; None: nothing. Raises VkmoeError."""
-        if self.tool_choice not in ("none", "auto"):
+        if self.must_call:
             chosen = self.offered
             if self.tool_choice != "required":
                 chosen = [each for each in chosen if _name(each) == self.tool_choice]
@@ -163,7 +168,13 @@ async def begin(
         llm, [prompt], asked, **more, with_routing=with_routing
     )
     parsers = [
-        ReplyParser(family, conversation.offered, in_thought=in_thought, streams=streams)
+        ReplyParser(
+            family,
+            conversation.offered,
+            in_thought=in_thought,
+            must_call=conversation.must_call,
+            streams=streams,
+        )
         for _ in requests
     ]
     replies = service.begin(requests)
