@@ -57,6 +57,21 @@ def test_a_template_gets_the_arguments_that_it_understands(written: str, wanted:
     assert ChatTemplate(source).render([USER, with_call(CALL)]) == wanted
 
 
+def test_calls_are_in_the_prompt_of_a_template_that_asks_for_no_content() -> None:
+    """As DeepSeek V3's template does, which drops calls beside a text."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}"
+        "{% for c in m.tool_calls %}<call>{{ c.function.name + c.function.arguments }}{% endfor %}"
+        "{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    call = '<call>add{"a": 1, "s": "é"}'
+    chat = ChatTemplate(source)
+    assert chat.render([USER, with_call(CALL)]) == f"<user>Hi{call}"
+    assert chat.render([USER, {**with_call(CALL), "content": ""}]) == f"<user>Hi{call}"
+    both = chat.render([USER, {**with_call(CALL), "content": "Well."}, USER])
+    assert both == f"<user>Hi<assistant>Well.{call}<user>Hi"
+
+
 def test_arguments_that_are_no_object_are_refused() -> None:
     for arguments in ("[1]", "{", "[" * 100_000, 5):
         call = {**CALL, "function": {"name": "add", "arguments": arguments}}

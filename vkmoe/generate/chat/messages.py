@@ -22,6 +22,7 @@ class MessageForm(NamedTuple):
     """Says what is special about the messages that a template takes."""
 
     text_arguments: bool = False  # of calls, as a JSON text in place of an object
+    bare_calls: bool = False  # whose content is none, not an empty text
     short_ids: bool = False  # of calls: nine letters and digits
     thinking: bool = False  # thoughts are "thinking", and cannot be beside a text and a call
 
@@ -43,7 +44,8 @@ def prepared_messages(messages: Sequence[Message], form: MessageForm) -> list[di
 
     Raises PromptError for parts that are no text and for arguments that are no JSON object.
     """
-    return [_prepared(message, form) for message in messages]
+    ready = [_prepared(message, form) for message in messages]
+    return [each for message in ready for each in _bare(message)] if form.bare_calls else ready
 
 
 def prepared_tools(
@@ -84,6 +86,16 @@ def _prepared(message: Message, form: MessageForm) -> dict[str, Any]:
         ready["thinking"] += "\n\n" + ready["content"]
         ready["content"] = ""
     return ready
+
+
+def _bare(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a message, in two if it has both calls and a text: the text comes first."""
+    if "tool_calls" not in message:
+        return [message]
+    calls = {**message, "content": None}
+    if not message["content"]:
+        return [calls]
+    return [{key: value for key, value in message.items() if key != "tool_calls"}, calls]
 
 
 def _joined(content: object) -> object:

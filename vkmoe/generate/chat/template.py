@@ -8,6 +8,7 @@ caller), the forms of messages (messages.py), the process in which the template 
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -102,24 +103,30 @@ class ChatTemplate:
     def _form(self, messages: Sequence[Message]) -> MessageForm:
         """Return the form in which the template takes messages."""
         has_calls = any(message.get("tool_calls") for message in messages)
-        return MessageForm(
-            text_arguments=has_calls and self._wants_text_arguments,
+        return (self._form_of_calls if has_calls else MessageForm())._replace(
             short_ids="length != 9" in self.source,
             thinking="message.thinking" in self.source,
         )
 
     @cached_property
-    def _wants_text_arguments(self) -> bool:
-        """Say whether arguments of calls must be JSON texts: objects fail, or come out as Python's.
+    def _form_of_calls(self) -> MessageForm:
+        """Return the form in which the template writes calls.
 
-        Templates do not say it, so both are tried with a call.
+        Some want arguments as JSON texts: objects fail, or come out as Python's. Some write calls
+        only where the content is none. Templates do not say it, so all is tried with a call.
         """
-        as_object = self._with_call(text_arguments=False)
-        if as_object is not None and repr(_PROBE) not in as_object:
-            return False
-        return self._with_call(text_arguments=True) is not None
+        sound: list[MessageForm] = []
+        for is_bare, as_text in itertools.product((False, True), repeat=2):
+            form = MessageForm(text_arguments=as_text, bare_calls=is_bare)
+            text = self._with_call(form)
+            if text is None or repr(_PROBE) in text:
+                continue
+            if "probe_key" in text:
+                return form
+            sound.append(form)
+        return sound[0] if sound else MessageForm()
 
-    def _with_call(self, text_arguments: bool) -> str | None:
+    def _with_call(self, form: MessageForm) -> str | None:
         """Return how a call is written, None if the template fails."""
         function = {"name": "probe", "arguments": _PROBE}
         call = {"id": "call12345", "type": "function", "function": function}
@@ -127,7 +134,6 @@ class ChatTemplate:
             {"role": "user", "content": "Hi"},
             {"role": "assistant", "tool_calls": [call]},
         ]
-        form = MessageForm(text_arguments=text_arguments)
         names = {"tools": None, "documents": None, **self._special_tokens}
         try:
             return self._rendered(names | {"messages": prepared_messages(messages, form)})
