@@ -202,6 +202,40 @@ def test_a_model_that_likes_blanks_closes_the_objects_that_a_schema_bounds(
     assert Reply(constraint, 0, liked=BLANKS, max_tokens=9).reason == "length"
 
 
+OPEN = {"type": "object", "properties": {"a": {"enum": [1]}}}
+PART = {"type": "object", "properties": {"b": {"enum": [2]}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_taken"),
+    [
+        (OPEN, '{"a":1}', True),
+        (OPEN, '{"a":1,"b":2}', False),
+        ({"type": "array", "items": {"anyOf": [OPEN, {"type": "null"}]}}, '[{"b":2}]', False),
+        ({**OPEN, "additionalProperties": True}, '{"a":1,"b":2}', True),
+        ({**OPEN, "additionalProperties": {"type": "string"}}, '{"a":1,"b":"x"}', True),
+        ({**OPEN, "required": ["b"]}, '{"a":1,"b":2}', True),
+        ({**OPEN, "required": ["a"], "minProperties": 2}, '{"a":1,"b":2}', True),
+        ({"allOf": [OPEN, PART]}, '{"a":1,"b":2}', True),
+        ({"$ref": "#/$defs/o", **PART, "$defs": {"o": OPEN}}, '{"a":1,"b":2}', True),
+        ({"type": "object"}, '{"b":2}', True),
+        ({"const": {**OPEN}}, json.dumps(OPEN, separators=(",", ":")), True),
+    ],
+)
+def test_an_object_has_the_properties_that_its_schema_lists_and_no_others(
+    tiny_tokenizer: Tokenizer, schema: Any, text: str, is_taken: bool
+) -> None:
+    """Unless the schema says something else, or may add up to an object with more of them."""
+    state = Constraints(tiny_tokenizer).json_schema(schema).begin()
+    for token in tiny_tokenizer.encode_plain(text):
+        allowed = state.allowed()
+        if allowed is None or not allowed[token]:
+            assert not is_taken
+            return
+        state.accept(token)
+    assert is_taken
+
+
 def test_any_json_object_is_one(tiny_tokenizer: Tokenizer) -> None:
     constraint = Constraints(tiny_tokenizer).json_object()
     replies = [Reply(constraint, seed) for seed in range(6)]

@@ -36,6 +36,9 @@ MAX_DEPTH = 100  # of a schema; the package reads no deeper JSON
 MAX_OBJECTS = 2000  # in a schema: compiling takes the square of an object's properties
 MAX_VALUES = 50_000  # in a schema, scalars included
 _SCHEMA = "the JSON schema"
+# Keywords that each describe an object; two in one place may both have to hold.
+_SHAPES = ("properties", "$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
+_DATA = ("const", "enum", "default", "examples")  # keywords with values in place of schemas
 _MAX_LISTED = 200  # characters of a reason
 # A blank between the parts of JSON. Models that know no better word repeat it as often as they may.
 _JSON_BLANK = r"[\x20\x0A]"
@@ -67,9 +70,10 @@ class Constraints:
     def json_schema(self, schema: Mapping[str, Any] | bool, lenient: bool = False) -> Constraint:
         """Allow JSON that a schema describes; what `$ref` names must be in the schema itself.
 
-        Between two parts stands at most one space or newline. Keywords and formats that cannot be
-        kept to, such as `not`, are refused; if `lenient` they are ignored, and of `oneOf` several
-        may hold.
+        Between two parts stands at most one space or newline. An object whose properties are listed
+        has no others, unless the schema says something of them, or objects are made up of parts
+        (`allOf`). Keywords and formats that cannot be kept to, such as `not`, are refused; if
+        `lenient` they are ignored, and of `oneOf` several may hold.
         """
         text = _written(schema, lenient)
         try:
@@ -281,6 +285,40 @@ def _package() -> Any:
     return llguidance
 
 
+# ----- objects that a schema leaves open -----
+
+
+def _has_parts(value: Any) -> bool:
+    """Say whether a schema makes an object up of parts, which cannot be closed one by one."""
+    if isinstance(value, Mapping):
+        parts = value.get("allOf")
+        n_more = len(parts) - 1 if isinstance(parts, list | tuple) else 0
+        n_shapes = sum(key in value for key in _SHAPES) + n_more
+        return n_shapes > 1 or any(map(_has_parts, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_parts, value))
+
+
+def _closed(value: Any) -> Any:
+    """Return a schema whose objects have no properties but those that it lists, where it does.
+
+    Models that know no better word add properties up to the end of the context.
+    """
+    if isinstance(value, list | tuple):
+        return [_closed(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: each if key in _DATA else _closed(each) for key, each in value.items()}
+    listed, required = value.get("properties"), value.get("required") or []
+    if value.get("type") != "object" or not isinstance(listed, Mapping) or not listed:
+        return found
+    are_listed = isinstance(required, list | tuple) and all(
+        isinstance(name, str) and name in listed for name in required
+    )
+    if are_listed and "minProperties" not in value:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
 # ----- what is refused -----
 
 
@@ -298,7 +336,7 @@ def _written(schema: Mapping[str, Any] | bool, lenient: bool) -> str:
     }
     _check_size(rules)
     try:
-        text = json.dumps(rules, allow_nan=False)
+        text = json.dumps(rules if _has_parts(rules) else _closed(rules), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{_SCHEMA} is no JSON: {error}", "use objects, lists, texts, numbers"
