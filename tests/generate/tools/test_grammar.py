@@ -171,6 +171,27 @@ def test_a_value_between_tags_is_what_its_schema_leads_to(
     assert json.loads(found.arguments) == {"x": value}
 
 
+def test_parameters_may_stand_behind_a_reference() -> None:
+    """As pydantic writes a model that leads to itself."""
+    node = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/Node"}},
+        "required": ["name"],
+    }
+    parameters = {"$defs": {"Node": node}, "$ref": "#/$defs/Node"}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    family = FAMILIES["qwen-coder"]
+    call = (
+        "<tool_call>\n<function=f>\n<parameter=name>\n42\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert takes(calls_of(family, tools), call)
+    assert not takes(
+        calls_of(family, tools), "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+    )
+    (found,) = joined(events_of([call], family, tools=tools)).calls
+    assert json.loads(found.arguments) == {"name": "42"}
+
+
 def test_references_that_lead_far_or_everywhere_come_to_an_end() -> None:
     chain: dict[str, Any] = {f"c{i}": {"$ref": f"#/$defs/c{i + 1}"} for i in range(5000)}
     for i in range(24):

@@ -165,13 +165,12 @@ class _Grammar:
     def _tagged(self, name: str, schema: Mapping[str, Any]) -> str:
         """Write a call with a tag for each parameter, in the schema's order."""
         parts = [self._marked(OPEN), _quoted(f"\n{FUNCTION}{name}>\n")]
-        required, schemas = schema.get("required"), ParameterSchemas(schema)
+        schemas = ParameterSchemas(schema)
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        for key, value in _mapping(schema.get("properties")).items():
+        for key, value in schemas.properties.items():
             form = self._value({**shared, **_mapping(value)}, schemas.parameter(key))
             rule = f"{_quoted(f'<parameter={key}>' + chr(10))} {form}"
-            is_required = isinstance(required, list) and key in required
-            parts.append(rule if is_required else f"({rule})?")
+            parts.append(rule if key in schemas.required else f"({rule})?")
         return " ".join([*parts, '"</function>\\n"', self._marked(CLOSE)])
 
     def _value(self, schema: Mapping[str, Any], allowed: Allowed) -> str:

@@ -38,11 +38,19 @@ class ParameterSchemas:
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         self._root = parameters
         self._found: dict[int, Allowed] = {}  # by the id of a schema, which the root keeps alive
+        top: Any = parameters
+        for _ in range(_MAX_DEPTH):
+            if not isinstance(top, Mapping) or top.get("properties") or "$ref" not in top:
+                break
+            top = self._at(top["$ref"])  # as recursive models are written
+        given = top if isinstance(top, Mapping) else {}
+        properties = given.get("properties")
+        self.properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+        self.required: list[Any] = _list(given.get("required"))
 
     def parameter(self, name: str) -> Allowed:
         """Return what values the parameter `name` may have."""
-        properties = self._root.get("properties")
-        return self._of(properties.get(name) if isinstance(properties, Mapping) else None, 0)
+        return self._of(self.properties.get(name), 0)
 
     def _of(self, schema: object, depth: int) -> Allowed:
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
