@@ -217,6 +217,7 @@ PART = {"type": "object", "properties": {"b": {"enum": [2]}}}
         ({**OPEN, "required": ["b"]}, '{"a":1,"b":2}', True),
         ({**OPEN, "required": ["a"], "minProperties": 2}, '{"a":1,"b":2}', True),
         ({"allOf": [OPEN, PART]}, '{"a":1,"b":2}', True),
+        ({"$ref": "#/$defs/x", "required": ["b"], "$defs": {"x": OPEN}}, '{"a":1,"b":2}', True),
         ({"$ref": "#/$defs/o", **PART, "$defs": {"o": OPEN}}, '{"a":1,"b":2}', True),
         ({"type": "object"}, '{"b":2}', True),
         ({"const": {**OPEN}}, json.dumps(OPEN, separators=(",", ":")), True),

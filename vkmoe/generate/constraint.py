@@ -294,6 +294,7 @@ def _has_parts(value: Any) -> bool:
         parts = value.get("allOf")
         n_more = len(parts) - 1 if isinstance(parts, list | tuple) else 0
         n_shapes = sum(key in value for key in _SHAPES) + n_more
+        n_shapes += "required" in value and "properties" not in value
         return n_shapes > 1 or any(map(_has_parts, value.values()))
     return isinstance(value, list | tuple) and any(map(_has_parts, value))
 
