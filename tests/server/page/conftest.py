@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.needs import missing
 from tests.server.conftest import Served, serving
 from tools.fetch_chromium import chromium
+
+# How long a thing may take that comes at all: busy cores need many seconds.
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +32,19 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
+@contextmanager
+def warmed(**options: Any) -> Iterator[Served]:
+    """Serve the demo model, after a first reply: new drivers compile kernels during that one."""
+    with serving(**options) as served:
+        served.wait()
+        body = {"messages": [{"role": "user", "content": "def main():"}], "max_tokens": 4}
+        assert served.post("/v1/chat/completions", body, timeout=600).status_code == 200
+        yield served
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with serving() as served:
-        served.wait()
+    with warmed() as served:
         yield served
 
 
@@ -42,7 +55,7 @@ def opened(
     """A page of its own context; with `faults`, errors and requests to elsewhere fail the test."""
     with browser.new_context(viewport={"width": 1440, "height": 900}, **options) as context:
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(PATIENCE_MS)
         found: list[str] = []
         page.on("pageerror", lambda error: found.append(f"error: {error}"))
         # The browser notes each answer that is an error; the page shows those itself.

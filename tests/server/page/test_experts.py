@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.server.conftest import Served, serving
-from tests.server.page.conftest import opened
+from tests.server.conftest import Served
+from tests.server.page.conftest import opened, warmed
 
 ASKED = {"prompt": "def main():", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
 PIXELS = "document.querySelector('.x-canvas').toDataURL()"
@@ -20,8 +20,7 @@ N_SLOTS = 12
 
 @pytest.fixture(scope="module")
 def cached() -> Iterator[Served]:
-    with serving(device="llvmpipe", expert_mode="cache", expert_slots=N_SLOTS) as served:
-        served.wait()
+    with warmed(device="llvmpipe", expert_mode="cache", expert_slots=N_SLOTS) as served:
         yield served
 
 
