@@ -22,6 +22,7 @@ from tests.engine.tiny import NAMES, ONE_OF_EACH, expected, lengthened, model_pa
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import CpuDevice
 from vkmoe.engine import Engine
+from vkmoe.experts.records.report import as_text
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.models import ModelFile
 
@@ -149,6 +150,16 @@ def logits_of(path: Path, n_tokens: int = 12) -> Any:
         ends = prompt(engine, tokens, [5, n_tokens - 5], region=0)
     assert np.abs(ends - decoded[[4, -1]]).max() <= ROUNDED_TOLERANCE * np.abs(decoded).max()
     return decoded
+
+
+def test_statistics_say_that_experts_are_read_in_the_file() -> None:
+    """The CPU has no memory of its own; nothing was copied anywhere."""
+    with LLM(device="cpu") as llm:
+        llm.generate("x", max_tokens=2)
+        text = as_text(llm.expert_statistics)
+    assert "\nplacement   all experts in the mapped file (coverage 100.0 %)\n" in text
+    assert "uses served from the mapped file\n" in text
+    assert "device memory" not in text
 
 
 def test_types_that_shaders_do_not_read_stay_as_they_are(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ class Setup:
     host_slots: int = 0  # 0: one for each expert
     cpu_layers: int = 0  # MoE layers from the first on of which the CPU computes experts
     predictor: str | None = None  # None: none guesses
+    hits_from: str = "device memory"  # where a hit is read
 
 
 def setup_of(
@@ -86,6 +87,7 @@ def setup_of(
         sum(plan.host_slots),
         plan.cpu_layers,
         predictor if predictor != "none" else None,
+        Setup.hits_from if device.layout == "planes" else "the mapped file",
     )
 
 
@@ -251,14 +253,14 @@ def _summary(report: ExpertReport) -> Iterator[str]:
         yield "executor    stepped: it stops at each router"
     yield f"tokens      {report.n_tokens}"
     total, before, after = report.served
-    yield f"hit rate    {_of(total)}"
+    yield f"hit rate    {_of(total, setup)}"
     if before is not None and after is not None:
-        yield f"            before warm-pinning, {report.warm_after} tokens: {_of(before)}"
-        yield f"            after warm-pinning: {_of(after)}"
+        yield f"            before warm-pinning, {report.warm_after} tokens: {_of(before, setup)}"
+        yield f"            after warm-pinning: {_of(after, setup)}"
     if max(report.together, default=1) > 1:
         for n, tally in report.together.items():
             what = "one sequence decoded alone" if n == 1 else f"{n} sequences decoded together"
-            yield f"            {what}: {_of(tally)}"
+            yield f"            {what}: {_of(tally, setup)}"
     if report.counters is not None:
         yield from _cache(report.counters, report.n_tokens, setup)
     if report.copies is not None:
@@ -321,7 +323,7 @@ def _pool(p: PoolCounters) -> str:
 def _placement(report: ExpertReport) -> str:
     setup = report.setup
     if setup.experts_in == "device":
-        return "all experts in device memory (coverage 100.0 %)"
+        return f"all experts in {setup.hits_from} (coverage 100.0 %)"
     if setup.experts_in == "cpu":
         layers = f"{setup.cpu_layers} of {len(report.layers)} layers"
         return f"the CPU computes those of {layers} (coverage {_percent(report.coverage)})"
@@ -367,7 +369,7 @@ def as_lines(report: ExpertReport) -> list[str]:
     lines, counters = [], report.counters
     if counters is not None and report.setup.experts_in == "cache" and report.n_tokens:
         lines.append(
-            f"experts: {_of(report.served.total)}, "
+            f"experts: {_of(report.served.total, report.setup)}, "
             f"{_mib(counters.missed_bytes / report.n_tokens, 2)} "
             f"{'computed by the CPU' if report.setup.cpu_layers else 'read through'} per token, "
             f"{_mib(counters.upload_bytes)} uploaded"
@@ -377,10 +379,10 @@ def as_lines(report: ExpertReport) -> list[str]:
     return lines
 
 
-def _of(tally: Tally) -> str:
+def _of(tally: Tally, setup: Setup) -> str:
     if tally.hit_rate is None:
         return SILENT
-    return f"{_percent(tally.hit_rate)} of {tally.n_uses} uses served from device memory"
+    return f"{_percent(tally.hit_rate)} of {tally.n_uses} uses served from {setup.hits_from}"
 
 
 def _percent(rate: float | None) -> str:
