@@ -6,16 +6,15 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
+from tests.docs.documents import ROOT, blocks, command_lines
 from tools.make_help import page
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.settings import size_cache, sizing_line
 from vkmoe.option_fields import flags_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 OTHERS = (
     "--device",
     "--ctx-size",
@@ -50,8 +49,7 @@ def expert_flags() -> list[str]:
 
 
 def commands() -> list[str]:
-    blocks = re.findall(r"^```bash\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    return [line for line in "".join(blocks).splitlines() if line.startswith("vkmoe ")]
+    return command_lines("".join(blocks(TEXT, "bash")))
 
 
 @pytest.mark.parametrize("flag", expert_flags())
@@ -68,7 +66,7 @@ def test_flag_exists(flag: str) -> None:
 
 @pytest.mark.parametrize("command", commands())
 def test_command_takes_these_options(command: str) -> None:
-    _, name, *words = shlex.split(command, comments=True)
+    _, name, *words = shlex.split(command)
     section = page().split(f"## vkmoe {name}\n")[1].split("\n## ")[0]
     for word in words:
         assert not word.startswith("-") or re.search(rf"[`\s]{word}(?![\w-])", section), word

@@ -1,17 +1,15 @@
-"""Every command and every line of Python in README.md is run here.
+"""Every line of Python in README.md is run here, and its three special commands are.
 
-Three commands are special: `tools/demo` is run for real from its own folder and timed; `tools/test`
-would run this very test, so it is compared with what CI runs; `pip install .` becomes a wheel that
-is unpacked beside the dependencies and used, which spares a second download of those.
+The other commands are examples (test_examples.py). `tools/demo` is run for real from its own
+folder; `tools/test` would run this very test, so it is compared with what CI runs; `pip install .`
+becomes a wheel that is unpacked beside the dependencies and used, which spares a second download
+of those.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import shlex
-import subprocess
 import sys
 import venv
 import zipfile
@@ -19,87 +17,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.documents import DOCUMENTS, ROOT, SPECIAL, blocks, command_lines, run
 from tests.needs import need_cpu
-from vkmoe.cli import main
-from vkmoe.placement import remembered
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
-DEMO_MODEL = ROOT / "vkmoe" / "data" / "demo.gguf"
-GPT_OSS = ROOT / "tests" / "fixtures" / "models" / "gptoss_mxfp4.gguf"
-SPECIAL = ("tools/demo", "tools/test", "pip install .")
-CHAT_INPUT = "def add(a, b):\n/clear\n/exit\n"
-
-
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-
-
-def commands() -> list[str]:
-    """The lines of the bash blocks without their comments."""
-    lines = "".join(blocks("bash")).splitlines()
-    return [re.sub(r"\s+# .*", "", line) for line in lines if line.strip()]
-
-
-def run(command: str | list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run as a reader would who has activated the environment; `more` adds variables."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path} | more
-    arguments = ["bash", "-c", command] if isinstance(command, str) else command
-    return subprocess.run(
-        arguments, cwd=folder, env=environment, input=CHAT_INPUT, capture_output=True, text=True
-    )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that README's examples name."""
-    path = tmp_path_factory.mktemp("readme")
-    (path / "prompt.txt").write_text("class Point:\n")
-    (path / "prompts.jsonl").write_text('{"prompt": "def f():", "max_tokens": 4}\n')
-    (path / "text.txt").write_text("def add(a, b):\n    return a + b\n" * 9)
-    (path / "model.gguf").symlink_to(DEMO_MODEL)
-    (path / "gpt-oss-20b-mxfp4.gguf").symlink_to(GPT_OSS)
-    return path
 
 
 def test_readme_begins_with_the_two_commands() -> None:
     """In the first minute nobody reads further than the first block."""
-    assert tuple(commands()[:3]) == SPECIAL
+    first, second = blocks(README, "bash")[:2]
+    assert (*command_lines(first), *command_lines(second)) == SPECIAL
 
 
-@pytest.mark.parametrize("command", [line for line in commands() if line not in SPECIAL])
-def test_command(
-    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It succeeds, prints something and shows no traceback. Short replies do where -n is absent.
-
-    A shell runs those that need one; the others are run in this process, which saves its start.
-    """
-    if re.search("--device cpu|--cpu-moe|--expert-mode hybrid", command):
-        need_cpu()
-    if re.match("vkmoe ", command) and not re.search("[|&]", command):
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(
-            remembered, "remembered_path", lambda device, what="": folder / f"{what}.json"
-        )
-        monkeypatch.setenv("VKMOE_MAX_TOKENS", "8")
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(CHAT_INPUT.encode())))
-        code = main(shlex.split(command)[1:])
-        out, err = capsys.readouterr()
-    else:
-        done = run(command, folder, VKMOE_MAX_TOKENS="8")
-        code, out, err = done.returncode, done.stdout, done.stderr
-    assert code == 0, err
-    assert out.strip()
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python(code: str, folder: Path) -> None:
+@pytest.mark.parametrize("code", blocks(README, "python"))
+def test_python(code: str, tmp_path: Path) -> None:
     """It runs without a warning and prints what it says: logits of three tokens come last."""
-    done = run([sys.executable, "-W", "error", "-c", code], folder)
+    done = run([sys.executable, "-W", "error", "-c", code], tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\(3, \d+\)\n$", done.stdout)
 
@@ -107,7 +40,7 @@ def test_python(code: str, folder: Path) -> None:
 def test_demo_writes_what_readme_shows() -> None:
     """Other drivers may round otherwise and go on differently: only the beginning is compared."""
     need_cpu()
-    shown = blocks("text")[0]
+    shown = blocks(README, "text")[0]
     done = run([str(ROOT / "tools" / "demo")], ROOT, VKMOE_DEVICE="cpu")
     assert done.returncode == 0, done.stderr
     assert ("def read_lines(path):" + done.stdout)[:80] == shown[:80]
@@ -153,9 +86,6 @@ def test_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     assert used.returncode == 0, used.stderr
     assert used.stdout.startswith(str(site))
     assert len(used.stdout.splitlines()) >= 2, "no text"
-
-
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
