@@ -30,6 +30,7 @@ from vkmoe.option_fields import (
     flags_of,
     long_flag,
     option,
+    parse_breakers,
     parse_ids,
     parse_margin,
     parse_size,
@@ -79,10 +80,14 @@ class Pins:
 class SamplingConfig:
     """Says how the next token is chosen.
 
-    The order is: penalties, top-k, top-p, min-p, temperature, draw.
+    The order is: penalties, DRY, biases, top-k, typical-p, top-p, min-p, XTC, temperature, draw.
+    Mirostat does not go with these: biases, temperature and the draw alone stay beside it. All
+    are those of llama.cpp.
     """
 
-    temp: float = option(0.8, "Temperature; 0 always takes the most likely token.", minimum=0)
+    temp: float = option(
+        0.8, "Temperature; 0 always takes the most likely token that is left.", minimum=0
+    )
     top_k: int = option(40, "Keep only the k most likely tokens; 0 keeps all.", minimum=0)
     top_p: float = option(
         0.95,
@@ -93,6 +98,26 @@ class SamplingConfig:
     min_p: float = option(
         0.05,
         "Drop tokens less likely than this times the most likely one; 0 drops none.",
+        minimum=0,
+        maximum=1,
+    )
+    typical_p: float = option(
+        1.0,
+        "Keep the most typical tokens, whose surprise is nearest to the entropy, until their "
+        "probability exceeds p; 1 keeps all.",
+        minimum=0,
+        maximum=1,
+    )
+    xtc_probability: float = option(
+        0.0,
+        "How often XTC drops the tokens that reach its threshold, all but the least likely of "
+        "them; 0 is off.",
+        minimum=0,
+        maximum=1,
+    )
+    xtc_threshold: float = option(
+        0.1,
+        "Probability from which XTC may drop a token; above 0.5 it never does.",
         minimum=0,
         maximum=1,
     )
@@ -116,6 +141,37 @@ class SamplingConfig:
         "Subtract this from the logit of a recent token for each time it occurred.",
         minimum=-100,
         maximum=100,
+    )
+    dry_multiplier: float = option(
+        0.0,
+        "DRY subtracts this times base^(n - allowed length) from the logit of a token that would "
+        "go on with a repeat of n tokens; 0 is off.",
+        minimum=-100,
+        maximum=100,
+    )
+    dry_base: float = option(1.75, "Base of DRY's penalty.", minimum=1, maximum=100)
+    dry_allowed_length: int = option(2, "From how many repeated tokens on DRY counts.", minimum=1)
+    dry_penalty_last_n: int = option(
+        -1, "How many recent tokens DRY looks at; -1 means all.", minimum=-1
+    )
+    dry_sequence_breakers: str = option(
+        r'["\n", ":", "\"", "*"]',
+        "Texts at which a repeat ends for DRY, as a list in JSON.",
+        metavar="JSON",
+        check=parse_breakers,
+    )
+    mirostat: int = option(
+        0,
+        "Keep the surprise of tokens near a target, by Mirostat 1 or 2, in place of all other "
+        "steps but biases and temperature; 0 is off.",
+        minimum=0,
+        maximum=2,
+    )
+    mirostat_tau: float = option(
+        5.0, "Target of Mirostat, in bits of surprise.", minimum=0, maximum=100
+    )
+    mirostat_eta: float = option(
+        0.1, "How fast Mirostat adapts: its learning rate.", minimum=0, maximum=1
     )
     seed: int | None = option(
         None, "Seed of the random draw. Default: a random one, printed at the end.", minimum=0

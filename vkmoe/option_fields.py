@@ -5,6 +5,7 @@ A field's metadata says all that its option needs. Which options there are is in
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ __all__ = [
     "flags_of",
     "long_flag",
     "option",
+    "parse_breakers",
     "parse_ids",
     "parse_margin",
     "parse_size",
@@ -122,6 +124,27 @@ def parse_ids(text: str) -> tuple[int, ...]:
     if not ids:
         raise UsageError(f"{text!r} names no expert", "write ids such as 1,2,3")
     return ids
+
+
+# ----- texts, written as JSON -----
+
+_MOST_BREAKERS, _LONGEST_BREAKER = 16, 40
+
+
+def parse_breakers(text: str) -> tuple[str, ...]:
+    """Read a list of texts such as '["\\n", ":"]'. Raises UsageError for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise UsageError(f"{text[:100]!r} is not a JSON list of texts", 'write it as ["\\n", ":"]')
+    if len(found) > _MOST_BREAKERS or not all(0 < len(each) <= _LONGEST_BREAKER for each in found):
+        raise UsageError(
+            "there are too many texts, or one is too long or empty",
+            f"give {_MOST_BREAKERS} at most, of 1 to {_LONGEST_BREAKER} characters",
+        )
+    return tuple(found)
 
 
 # ----- what a value may be -----

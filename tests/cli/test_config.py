@@ -13,9 +13,16 @@ from vkmoe.errors import UsageError
 
 NUMBERS = [
     (EngineConfig, "ctx_size"),
-    *((SamplingConfig, item.name) for item in fields(SamplingConfig)),
+    *(
+        (SamplingConfig, item.name)
+        for item in fields(SamplingConfig)
+        if item.name != "dry_sequence_breakers"
+    ),
 ]
-WHOLE = ("ctx_size", "top_k", "repeat_last_n", "seed")
+WHOLE = (
+    *("ctx_size", "top_k", "repeat_last_n", "seed"),
+    *("dry_allowed_length", "dry_penalty_last_n", "mirostat"),
+)
 
 
 @pytest.mark.parametrize(("config", "name"), NUMBERS, ids=lambda item: str(item))

@@ -61,6 +61,17 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "repeat_last_n": ("8", 8, "-2"),
     "presence_penalty": ("0.5", 0.5, "nan"),
     "frequency_penalty": ("-0.5", -0.5, "inf"),
+    "typical_p": ("0.5", 0.5, "2"),
+    "xtc_probability": ("0.5", 0.5, "-0.1"),
+    "xtc_threshold": ("0.2", 0.2, "1.5"),
+    "dry_multiplier": ("0.8", 0.8, "101"),
+    "dry_base": ("2", 2.0, "0.5"),
+    "dry_allowed_length": ("3", 3, "0"),
+    "dry_penalty_last_n": ("64", 64, "-2"),
+    "dry_sequence_breakers": ('["x"]', '["x"]', "x"),
+    "mirostat": ("2", 2, "3"),
+    "mirostat_tau": ("4.5", 4.5, "-1"),
+    "mirostat_eta": ("0.2", 0.2, "2"),
     "seed": ("123", 123, "-1"),
 }
 

@@ -35,7 +35,7 @@ def plain_choice(
     logits: Logits,
     config: SamplingConfig,
     history: list[int],
-    draw: float,
+    draws: np.random.Generator,
     banned: set[int],
     biases: dict[int, float],
 ) -> int:
@@ -52,10 +52,11 @@ def plain_choice(
         values[token] += bias
     for token in banned:
         values[token] = -np.inf
-    ranked = sorted(values, key=lambda token: (-values[token], token))
-    if config.temp == 0:
-        return ranked[0]
+    possible = [token for token, value in values.items() if value > -np.inf]
+    ranked = sorted(possible, key=lambda token: (-values[token], token))
     ranked = ranked[: config.top_k or None]
+    if config.typical_p < 1:
+        ranked = typical(ranked, values, config.typical_p)
     top = values[ranked[0]]
     weights = [float(np.exp(values[token] - top)) for token in ranked]
     reached, kept = 0.0, len(ranked)
@@ -69,13 +70,50 @@ def plain_choice(
         limit = top + math.log(config.min_p)
         kept = min(kept, sum(values[token] >= limit for token in ranked))
     ranked = ranked[:kept]
+    if config.xtc_probability > 0 and config.xtc_threshold <= 0.5 and len(ranked) > 1:
+        ranked = without_top(ranked, values, config, draws.random())
+    if config.temp == 0:
+        return ranked[0]
+    top = values[ranked[0]]
     heat = [float(np.exp((values[token] - top) / config.temp)) for token in ranked]
-    target, reached = draw * sum(heat), 0.0
+    target, reached = draws.random() * sum(heat), 0.0
     for token, weight in zip(ranked, heat, strict=True):
         reached += weight
         if reached > target:
             return token
     return ranked[-1]
+
+
+def shares(ranked: list[int], values: dict[int, float]) -> list[float]:
+    weights = [math.exp(values[token] - values[ranked[0]]) for token in ranked]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def typical(ranked: list[int], values: dict[int, float], share: float) -> list[int]:
+    """llama.cpp's llama_sampler_typical: nearest to the entropy first, until `share` is passed."""
+    found = {token: p for token, p in zip(ranked, shares(ranked, values), strict=True) if p > 0}
+    entropy = math.fsum(-p * math.log(p) for p in found.values())
+    kept, reached = set(), 0.0
+    for token in sorted(found, key=lambda token: abs(-math.log(found[token]) - entropy)):
+        kept.add(token)
+        reached += found[token]
+        if reached > share:
+            break
+    return [token for token in ranked if token in kept]
+
+
+def without_top(
+    ranked: list[int], values: dict[int, float], config: SamplingConfig, chance: float
+) -> list[int]:
+    """llama.cpp's llama_sampler_xtc: all but the last of those that reach the threshold go."""
+    if chance > config.xtc_probability:
+        return ranked
+    last = 0
+    for place, p in enumerate(shares(ranked, values)):
+        if p < config.xtc_threshold:
+            break
+        last = place
+    return ranked[last:]
 
 
 def random_config(rng: np.random.Generator) -> SamplingConfig:
@@ -87,6 +125,9 @@ def random_config(rng: np.random.Generator) -> SamplingConfig:
         top_k=pick(0, 1, 5, 16, 40, 64, 100, 1000),
         top_p=pick(0.0, 0.1, 0.5, 0.9, 0.95, 1.0),
         min_p=pick(0.0, 0.0, 0.01, 0.05, 0.5, 1.0),
+        typical_p=pick(1.0, 1.0, 1.0, 0.0, 0.3, 0.9),
+        xtc_probability=pick(0.0, 0.0, 0.0, 0.5, 1.0),
+        xtc_threshold=pick(0.05, 0.1, 0.3, 0.6),
         repeat_penalty=pick(1.0, 1.0, 1.1, 2.0, 0.8),
         repeat_last_n=pick(0, 3, 64, -1),
         presence_penalty=pick(0.0, 0.0, 0.5, -0.5),
@@ -119,7 +160,7 @@ def random_mask(
     return allowed, {*banned, *forbidden, *range(allowed.size, logits.size)}
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(400))
 def test_candidates_choose_what_full_logits_choose(seed: int) -> None:
     rng = np.random.default_rng(seed)
     config = random_config(rng)
@@ -143,8 +184,7 @@ def test_candidates_choose_what_full_logits_choose(seed: int) -> None:
         allowed, excluded = random_mask(rng, logits, banned)
         chosen = few.sample(candidates, lambda logits=logits: logits, allowed)  # type: ignore[misc]
         assert chosen == full.sample(None, lambda logits=logits: logits, allowed)  # type: ignore[misc]
-        draw = draws.random() if config.temp else 0.0
-        assert chosen == plain_choice(logits, config, history, draw, excluded, biases)
+        assert chosen == plain_choice(logits, config, history, draws, excluded, biases)
         likely = [chosen, *best(logits, 3).ids.tolist()]
         few.accept(likely)
         full.accept(likely)
@@ -169,6 +209,10 @@ def test_the_defaults_never_need_the_full_logits() -> None:
         ({"min_p": 0.9}, 0),
         ({"top_p": 0.5}, 1),
         ({"top_p": 0.999999, "top_k": 64}, 0),
+        ({"typical_p": 0.5}, 1),
+        ({"typical_p": 0.5, "temp": 0.0}, 1),
+        ({"typical_p": 0.5, "top_k": 64}, 0),
+        ({"xtc_probability": 1.0, "top_k": 64}, 0),
         ({"repeat_penalty": 1.1, "top_k": 40}, 1),
     ],
 )

@@ -76,6 +76,10 @@ def random_request(draw: random.Random, prefixes: Sequence[list[int]]) -> Reques
         temp=draw.choice([0.0, 0.7, 1.2]),
         top_k=draw.choice([0, 3, 40]),
         repeat_penalty=draw.choice([1.0, 1.0, 1.3]),
+        typical_p=draw.choice([1.0, 1.0, 0.6]),
+        xtc_probability=draw.choice([0.0, 0.0, 0.7]),
+        dry_multiplier=draw.choice([0.0, 0.0, 2.0]),
+        mirostat=draw.choice([0, 0, 0, 1, 2]),
         seed=draw.randrange(100),
     )
     return Request(

@@ -217,7 +217,7 @@ class _Words:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids | tokenizer.end_ids
-        self.tokens = [tokenizer.token_bytes(i, False) for i in range(tokenizer.n_vocab)]
+        self.tokens = list(tokenizer.words)
         self.end_ids = sorted(tokenizer.end_ids)
         self.special_token_ids = sorted(self._special)
         if not self.end_ids:  # the package wants one; masks end before it

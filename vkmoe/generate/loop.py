@@ -20,6 +20,7 @@ from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.constraint import Constraint
+from vkmoe.generate.dry import Dry
 from vkmoe.generate.logprobs import LogProbs, log_probs
 from vkmoe.generate.reply import MarkFinder
 from vkmoe.generate.sampler import Sampler, random_seed
@@ -122,7 +123,8 @@ class Generation:
         self._routing: list[NDArray[np.uint16]] = []  # of each row [n_moe_layers, n_used]
         self._seed = sampling.seed if sampling.seed is not None else random_seed()
         banned = tokenizer.end_ids if request.ignore_eos else ()
-        self._sampler = Sampler(sampling, self._seed, banned, dict(request.logit_bias))
+        biases, dry = dict(request.logit_bias), Dry(sampling, tokenizer)
+        self._sampler = Sampler(sampling, self._seed, banned, biases, dry)
         self._n_logprobs = request.n_logprobs
         self._form = request.constraint.begin() if request.constraint is not None else None
         self._sampler.accept(self.tokens)

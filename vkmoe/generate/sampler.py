@@ -1,9 +1,11 @@
 """This module chooses the next token from logits, on one path for every option.
 
-It owns the order of the steps (penalties, biases, top-k, top-p, min-p, temperature, draw) and the
-random generator. The best few logits decide where they hold all that top-k or min-p leaves; under
-penalties and biases, and where top-p needs the whole vocabulary, the full logits are fetched.
-It does not own where logits come from, nor why a generation ends.
+It owns the order of the steps (penalties, DRY, biases, top-k, typical-p, top-p, min-p, XTC,
+temperature, draw; with Mirostat biases, temperature, Mirostat's own draw) and the random generator.
+The best few logits decide where they hold all that top-k or min-p leaves; under penalties, biases
+and Mirostat, and where top-p or typical-p need the whole vocabulary, the full logits are fetched.
+It does not own where logits come from, nor why a generation ends; what DRY and Mirostat compute is
+in dry.py and mirostat.py.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import numpy.typing as npt
 from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
+from vkmoe.generate.dry import Dry
+from vkmoe.generate.mirostat import Mirostat
 
 __all__ = ["Sampler", "random_seed"]
 
@@ -44,7 +48,7 @@ class Sampler:
     """Draws tokens for one generation; the same seed and logits give the same tokens.
 
     `banned` tokens are never chosen (end tokens under --ignore-eos); a bias is added to a token's
-    logit.
+    logit. `dry` knows the vocabulary; without it, repeats cost nothing.
     """
 
     def __init__(
@@ -53,19 +57,25 @@ class Sampler:
         seed: int,
         banned: Iterable[int] = (),
         biases: Mapping[int, float] | None = None,
+        dry: Dry | None = None,
     ) -> None:
         self._config = c = config
         self._random = np.random.default_rng(seed)
         self._banned = np.array(sorted(set(banned)), dtype=np.int64)
         self._biased = np.fromiter(biases or (), np.int64)
         self._biases = np.fromiter((biases or {}).values(), np.float64)
+        self._mirostat = Mirostat(c) if c.mirostat else None
         has_penalty = c.repeat_penalty != 1 or c.presence_penalty != 0 or c.frequency_penalty != 0
-        self._penalises = has_penalty and c.repeat_last_n != 0
+        self._penalises = has_penalty and c.repeat_last_n != 0 and not c.mirostat
+        self._dry = dry if dry is not None and dry.is_on and not c.mirostat else None
+        self._has_xtc = c.xtc_probability > 0 and c.xtc_threshold <= 0.5
+        # Only the best token counts.
+        self._is_greedy = c.temp == 0 and c.typical_p >= 1 and not self._has_xtc
         self._history: list[int] = []  # stays empty where nothing is penalised
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Note tokens of the prompt or of the reply for the penalties, oldest first. Mutates."""
-        if self._penalises:
+        if self._penalises or self._dry is not None:
             self._history += token_ids
 
     def sample(
@@ -77,21 +87,24 @@ class Sampler:
         """Choose a token. Calls `fetch_logits` -> float32 [n_vocab] only if it has to.
 
         `allowed` are the tokens that may be chosen, [n_vocab] or shorter: no id behind its end may.
-        Mutates the random generator: one draw per call, none at temperature 0. The caller gives
-        `accept` what it kept. Raises VkmoeError for logits that are NaN or infinite.
+        Mutates the random generator: one draw per call, none at temperature 0, and one before for
+        XTC; and what Mirostat knows. The caller gives `accept` what it kept. Raises VkmoeError for
+        logits that are NaN or infinite.
         """
+        if self._mirostat is not None:
+            return self._draw_by_mirostat(self._mirostat, _checked(fetch_logits()), allowed)
         kept = self._keep_of_candidates(candidates, allowed) if candidates is not None else None
         if kept is None:
             kept = self._keep_of_all(_checked(fetch_logits()), allowed)
-        return self._draw(kept)
+        return self._draw(self._without_top(kept) if self._has_xtc else kept)
 
     def _keep_of_candidates(self, candidates: TopLogits, allowed: Mask | None) -> _Kept | None:
         """Return what the options leave; None where tokens that are not listed may matter."""
         c, raw, n_vocab = self._config, _checked(candidates.logits), candidates.n_vocab
         if not math.isfinite(candidates.log_sum_exp):
             raise _bad_logits()
-        is_left = ~np.isin(candidates.ids, self._banned)
-        has_all = raw.size == n_vocab
+        is_left = ~np.isin(candidates.ids, self._banned) & (raw > -np.inf)
+        has_all = raw.size == n_vocab or bool(raw[-1] == -np.inf)
         if allowed is not None:
             is_left &= (candidates.ids < allowed.size) & allowed.take(candidates.ids, mode="clip")
         ids, logits = candidates.ids[is_left].astype(np.int64), raw[is_left]
@@ -100,30 +113,39 @@ class Sampler:
         has_all |= allowed is not None and ids.size == np.count_nonzero(allowed)
         top_k = min(c.top_k or n_vocab, n_vocab)
         is_cut_off = top_k > ids.size and not has_all
-        # Top-p then needs the sum of all that top-k leaves. Without it, what is not listed is out
-        # if min-p drops the last that is.
-        if c.temp != 0 and is_cut_off and (c.top_p < 1 or logits[-1] >= self._limit(logits[0])):
+        # Top-p and typical-p then need all that top-k leaves. Without them, what is not listed is
+        # out if min-p drops the last that is.
+        needs_all = c.top_p < 1 or c.typical_p < 1
+        may_matter = needs_all or logits[-1] >= self._limit(logits[0])
+        if is_cut_off and may_matter and not self._is_greedy:
             return None
         return self._keep(ids, logits, logits[:top_k])
 
     def _keep_of_all(self, raw: Floats, allowed: Mask | None) -> _Kept:
         """Return what the options leave of the whole vocabulary, `raw` [n_vocab]."""
-        logits = self._penalised(raw)
-        if allowed is not None:
-            logits[: allowed.size][~allowed[: raw.size]] = -np.inf
-            logits[allowed.size :] = -np.inf
-        # Many equal logits, such as those of what is forbidden, make a partition slow.
-        ids = np.flatnonzero(logits > -np.inf)
-        if not ids.size:
-            raise _no_token()
-        logits = logits[ids]
+        ids, logits = self._possible(raw, allowed)
         top_k = min(self._config.top_k or ids.size, ids.size)
         left = logits
         if top_k < ids.size:
             left = np.sort(np.partition(logits, ids.size - top_k)[ids.size - top_k :])[::-1]
-        reach = np.flatnonzero(logits >= max(self._limit(float(np.max(logits))), float(left.min())))
+        limit = self._limit(float(np.max(logits))) if self._config.typical_p >= 1 else -np.inf
+        reach = np.flatnonzero(logits >= max(limit, float(left.min())))
         order = reach[np.lexsort((reach, -logits[reach]))]
         return self._keep(ids[order], logits[order], left)
+
+    def _possible(self, raw: Floats, allowed: Mask | None) -> _Kept:
+        """Return the tokens that can be chosen by rising id, after penalties and biases.
+
+        Many equal logits, such as those of what is forbidden, would make a partition slow.
+        """
+        logits = self._penalised(raw)
+        if allowed is not None:
+            logits[: allowed.size][~allowed[: raw.size]] = -np.inf
+            logits[allowed.size :] = -np.inf
+        ids = np.flatnonzero(logits > -np.inf)
+        if not ids.size:
+            raise _no_token()
+        return _Kept(ids, logits[ids])
 
     def _penalised(self, raw: Floats) -> Floats:
         """Return all logits [n_vocab] after penalties, which count the last tokens, and biases.
@@ -131,27 +153,35 @@ class Sampler:
         Those of banned tokens are minus infinity.
         """
         c, logits = self._config, raw.copy()
-        counted = Counter(
-            self._history if c.repeat_last_n < 0 else self._history[-c.repeat_last_n :]
-        )
-        ids = np.fromiter(counted, np.int64)
-        counts = np.fromiter(counted.values(), np.float64)
-        scaled = np.where(raw[ids] > 0, raw[ids] / c.repeat_penalty, raw[ids] * c.repeat_penalty)
-        logits[ids] = scaled - c.presence_penalty - counts * c.frequency_penalty
+        if self._penalises:
+            last = self._history if c.repeat_last_n < 0 else self._history[-c.repeat_last_n :]
+            counted = Counter(last)
+            ids = np.fromiter(counted, np.int64)
+            counts = np.fromiter(counted.values(), np.float64)
+            own = raw[ids]
+            scaled = np.where(own > 0, own / c.repeat_penalty, own * c.repeat_penalty)
+            logits[ids] = scaled - c.presence_penalty - counts * c.frequency_penalty
+        if self._dry is not None:
+            for token, penalty in self._dry.penalties(self._history).items():
+                logits[token] -= penalty
         logits[self._biased] += self._biases
         logits[self._banned[self._banned < raw.size]] = -np.inf
         return logits
 
     def _keep(self, ids: Ids, logits: Floats, left: Floats) -> _Kept:
-        """Cut tokens in order by top-k, top-p and min-p; `left` are all logits that top-k leaves.
+        """Cut tokens in order by top-k, typical-p, top-p and min-p.
 
-        Each of the three keeps a prefix of the order, so together they keep the shortest.
+        `left` are all logits that top-k leaves. It, top-p and min-p each keep a prefix of the
+        order, so together they keep the shortest.
         """
-        top = float(logits[0])
-        if top == -np.inf:
+        if logits[0] == -np.inf:
             raise _no_token()
-        n = 1
-        if self._config.temp != 0:
+        if self._config.typical_p < 1:
+            typical = _typical(logits[: left.size], self._config.typical_p)
+            ids, logits = ids[typical], logits[typical]
+            left = logits
+        top, n = float(logits[0]), 1
+        if not self._is_greedy:
             n = min(left.size, int(np.count_nonzero(logits >= self._limit(top))))
             if self._config.top_p < 1:
                 cumulative = np.cumsum(np.exp(logits - top))
@@ -161,18 +191,73 @@ class Sampler:
 
     def _limit(self, top: float) -> float:
         """Return the logit below which min-p drops tokens, given the best one."""
-        if self._config.temp == 0:
+        if self._is_greedy:
             return top
         return top + math.log(self._config.min_p) if self._config.min_p > 0 else -np.inf
+
+    def _without_top(self, kept: _Kept) -> _Kept:
+        """Return what XTC leaves: now and then, not the tokens above the last that is likely.
+
+        Likely are those that reach the threshold. Mutates the random generator.
+        """
+        c = self._config
+        if kept.ids.size < 2 or self._random.random() > c.xtc_probability:
+            return kept
+        n_likely = int(np.count_nonzero(_shares(kept.logits) >= c.xtc_threshold))
+        first = max(0, n_likely - 1)
+        return _Kept(kept.ids[first:], kept.logits[first:])
 
     def _draw(self, kept: _Kept) -> int:
         """Draw one token by the softmax of logits / temperature."""
         if self._config.temp == 0:
             return int(kept.ids[0])
-        scale = 1 / max(self._config.temp, 1e-9)  # below, only the best token has any weight
-        weights = np.cumsum(np.exp((kept.logits - kept.logits[0]) * scale))
-        place = int(np.searchsorted(weights, self._random.random() * weights[-1], side="right"))
-        return int(kept.ids[min(place, kept.ids.size - 1)])
+        return int(kept.ids[self._place(_weights(kept.logits, self._config.temp))])
+
+    def _draw_by_mirostat(self, mirostat: Mirostat, raw: Floats, allowed: Mask | None) -> int:
+        """Draw one of the tokens that Mirostat leaves, and let it learn from that."""
+        ids, logits = self._possible(raw, allowed)
+        order = np.lexsort((ids, -logits))
+        if self._config.temp == 0:
+            return int(ids[order[0]])
+        shares = _shares(logits[order], self._config.temp)
+        shares = shares[: mirostat.n_kept(shares, raw.size)]
+        place = self._place(shares)
+        mirostat.learn(float(shares[place] / shares.sum()))
+        return int(ids[order[place]])
+
+    def _place(self, weights: Floats) -> int:
+        """Draw a place, as likely as its share of all weights."""
+        reached = np.cumsum(weights)
+        place = int(np.searchsorted(reached, self._random.random() * reached[-1], side="right"))
+        return min(place, weights.size - 1)
+
+
+def _weights(logits: Floats, temp: float) -> Floats:
+    """Return what the softmax of logits / temperature is proportional to; the first is the best."""
+    scale = 1 / max(temp, 1e-9)  # below, only the best token has any weight
+    weights: Floats = np.exp((logits - logits[0]) * scale)
+    return weights
+
+
+def _shares(logits: Floats, temp: float = 1.0) -> Floats:
+    """Return the softmax of logits / temperature; the first is the best."""
+    weights = _weights(logits, temp)
+    shares: Floats = weights / weights.sum()
+    return shares
+
+
+def _typical(logits: Floats, share: float) -> Ids:
+    """Return the places of locally typical tokens, in order; `logits` are all, descending.
+
+    Those whose surprise is nearest to the entropy come first, until they have more than `share`
+    (Meister et al., "Locally Typical Sampling", 2022).
+    """
+    shares = _shares(logits)
+    shares = shares[shares > 0]
+    surprise = -np.log(shares)
+    nearest = np.argsort(np.abs(surprise - shares @ surprise), kind="stable")
+    n = int(np.searchsorted(np.cumsum(shares[nearest]), share, side="right")) + 1
+    return np.sort(nearest[:n])
 
 
 def _checked(logits: npt.NDArray[np.float32]) -> Floats:

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.requests import Request
 
 from vkmoe.config import SamplingConfig
+from vkmoe.errors import UsageError
+from vkmoe.option_fields import parse_breakers
 from vkmoe.server.errors import ApiError
 
 __all__ = ["Body", "Many", "ReplyFields", "StreamOptions", "checked", "read_body", "read_query"]
@@ -33,6 +35,12 @@ MOST_BIASES = 1 << 16
 MOST_STOPS, MOST_STOP_LENGTH = 16, 1024
 MOST_REPLIES = 16  # `n`
 MOST_SEED = (1 << 63) - 1
+
+
+def _bounds(name: str) -> Any:
+    """Return the bounds of an option of SamplingConfig, for the field of a body."""
+    about = SamplingConfig.__dataclass_fields__[name].metadata
+    return Field(ge=about["minimum"], le=about["maximum"])
 
 
 class Body(BaseModel):
@@ -57,14 +65,25 @@ class ReplyFields(Body):
     n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] | None = None
     seed: Annotated[int, Field(ge=-1, le=MOST_SEED)] | None = None
     stop: str | Many[str] | None = None
-    temperature: Annotated[Number, Field(ge=0)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[Number, _bounds("temp")] | None = None
+    top_p: Annotated[Number, _bounds("top_p")] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0, -1: all
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    min_p: Annotated[Number, _bounds("min_p")] | None = None
+    typical_p: Annotated[Number, _bounds("typical_p")] | None = None
+    xtc_probability: Annotated[Number, _bounds("xtc_probability")] | None = None
+    xtc_threshold: Annotated[Number, _bounds("xtc_threshold")] | None = None
+    repeat_penalty: Annotated[Number, _bounds("repeat_penalty")] | None = None
+    repeat_last_n: Annotated[int, _bounds("repeat_last_n")] | None = None
+    presence_penalty: Annotated[Number, _bounds("presence_penalty")] | None = None
+    frequency_penalty: Annotated[Number, _bounds("frequency_penalty")] | None = None
+    dry_multiplier: Annotated[Number, _bounds("dry_multiplier")] | None = None
+    dry_base: Annotated[Number, _bounds("dry_base")] | None = None
+    dry_allowed_length: Annotated[int, _bounds("dry_allowed_length")] | None = None
+    dry_penalty_last_n: Annotated[int, _bounds("dry_penalty_last_n")] | None = None
+    dry_sequence_breakers: Many[str] | None = None
+    mirostat: Annotated[int, _bounds("mirostat")] | None = None
+    mirostat_tau: Annotated[Number, _bounds("mirostat_tau")] | None = None
+    mirostat_eta: Annotated[Number, _bounds("mirostat_eta")] | None = None
     logit_bias: dict[TokenId, Annotated[Number, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
     return_progress: bool | None = None
@@ -85,6 +104,15 @@ class ReplyFields(Body):
         if len(stops) > MOST_STOPS or any(len(stop) > MOST_STOP_LENGTH for stop in stops):
             raise ValueError(f"at most {MOST_STOPS} texts of {MOST_STOP_LENGTH} characters each")
         return [stop for stop in stops if stop]
+
+    @field_validator("dry_sequence_breakers")
+    @classmethod
+    def _sound_breakers(cls, value: list[str] | None) -> list[str] | None:
+        try:
+            parse_breakers(json.dumps(value or []))
+        except UsageError as error:
+            raise ValueError(f"{error}: {error.hint}") from None
+        return value
 
     @property
     def n_replies(self) -> int:
@@ -115,6 +143,8 @@ class ReplyFields(Body):
         if self.temperature is not None:
             asked["temp"] = self.temperature
         asked |= {"top_k": max(0, self.top_k)} if self.top_k is not None else {}
+        if self.dry_sequence_breakers is not None:
+            asked["dry_sequence_breakers"] = json.dumps(self.dry_sequence_breakers)
         seed = asked.pop("seed", default.seed)
         if seed is not None and seed >= 0:
             child = np.random.SeedSequence([seed, index]).generate_state(1)

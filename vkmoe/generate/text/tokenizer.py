@@ -8,7 +8,8 @@ metadata (vocabulary.py) or how plain text becomes ids (byte_level.py, sentencep
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from vkmoe.generate.text.byte_level import ByteLevelCodec
 from vkmoe.generate.text.sentencepiece import SentencePieceCodec
@@ -103,6 +104,11 @@ class Tokenizer:
         if not 0 <= token_id < self.n_vocab:
             raise IndexError(f"token id {token_id} is not one of {self.n_vocab}")
         return self._tokens[token_id]
+
+    @cached_property
+    def words(self) -> Sequence[bytes]:
+        """Return what each token adds amid a text [n_vocab]."""
+        return [self.token_bytes(i, after_special=False) for i in range(self.n_vocab)]
 
     def special_id(self, text: str) -> int | None:
         """Return the id of the special token that is written `text`, None without one."""

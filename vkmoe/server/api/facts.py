@@ -128,7 +128,7 @@ async def apply_template(service: Service, request: HttpRequest) -> Response:
 @described(dict[str, Any])
 async def props(service: Service, request: HttpRequest) -> Response:
     """Describe the server, as llama-server does."""
-    llm, given = service.engine.llm, service.sampling
+    llm, given, names = service.engine.llm, vars(service.sampling), {"temp": "temperature"}
     try:
         template = await service.off_loop(lambda: service.template(llm).source)
     except ApiError:  # one that cannot be used, as a request that needs it will say
@@ -137,17 +137,7 @@ async def props(service: Service, request: HttpRequest) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": llm.engine.ctx_size,
-                "params": {
-                    "temperature": given.temp,
-                    "top_k": given.top_k,
-                    "top_p": given.top_p,
-                    "min_p": given.min_p,
-                    "repeat_penalty": given.repeat_penalty,
-                    "repeat_last_n": given.repeat_last_n,
-                    "presence_penalty": given.presence_penalty,
-                    "frequency_penalty": given.frequency_penalty,
-                    "seed": given.seed,
-                },
+                "params": {names.get(name, name): value for name, value in given.items()},
             },
             "total_slots": llm.engine.n_regions,
             "model_alias": service.alias,
