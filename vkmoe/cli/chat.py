@@ -125,6 +125,8 @@ def _options(context: typer.Context, values: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in given.items() if value is not None}
     if "temp" in given:
         given["temperature"] = given.pop("temp")
+    if "dry_sequence_breakers" in given:
+        given["dry_sequence_breakers"] = json.loads(given["dry_sequence_breakers"])
     return given
 
 

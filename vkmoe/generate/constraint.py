@@ -35,7 +35,7 @@ MAX_CHARS = 1 << 18  # of a schema, a grammar or a regular expression
 MAX_DEPTH = 100  # of a schema; the package reads no deeper JSON
 MAX_OBJECTS = 2000  # in a schema: compiling takes the square of an object's properties
 MAX_VALUES = 50_000  # in a schema, scalars included
-_SCHEMA = "the JSON schema"
+_SCHEMA, _GRAMMAR, _REGEX = "the JSON schema", "the grammar", "the regular expression"
 # Keywords that each describe an object; two in one place may both have to hold.
 _SHAPES = ("properties", "$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")  # keywords with values in place of schemas
@@ -88,19 +88,32 @@ class Constraints:
 
     def regex(self, pattern: str) -> Constraint:
         """Allow texts that a regular expression (of Rust's kind) matches as a whole."""
-        what = "the regular expression"
-        _check_text(pattern, what)
-        return self._compile(_package().LLMatcher.grammar_from_regex(pattern), what)
+        _check_text(pattern, _REGEX)
+        return self._compile(_package().LLMatcher.grammar_from_regex(pattern), _REGEX)
 
     def lark(self, grammar: str) -> Constraint:
         """Allow texts of a Lark grammar in the form of `llguidance`.
 
         `json_in_lark` and `quoted` write parts of one.
         """
-        what = "the grammar"
-        _check_text(grammar, what)
+        _check_text(grammar, _GRAMMAR)
         _check_schemas_in(grammar)
-        return self._compile(_package().LLMatcher.grammar_from_lark(grammar), what)
+        return self._compile(_package().LLMatcher.grammar_from_lark(grammar), _GRAMMAR)
+
+    def grammar(self, text: str) -> Constraint:
+        """Allow texts of a grammar: llama.cpp's GBNF, or Lark as `lark` takes it."""
+        return self.lark(_as_lark(text))
+
+    def grammar_in_lark(self, text: str) -> str:
+        """Write a grammar, as `grammar` takes it, as a Lark grammar wants it amid its rules."""
+        return f"%lark {{\n{_as_lark(text)}\n}}"
+
+    def regex_in_lark(self, pattern: str) -> str:
+        """Write a regular expression as a Lark grammar wants it amid its rules."""
+        _check_text(pattern, _REGEX)
+        escaped = {"/": r"\/", "\n": r"\n"}
+        inner = re.sub(r"(?s)\\.|[/\n]", lambda found: escaped.get(found[0], found[0]), pattern)
+        return f"/(?:{inner})/"
 
     def json_in_lark(self, schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
         """Write a schema, as `json_schema` takes it, as a Lark grammar wants it amid its rules."""
@@ -344,6 +357,18 @@ def _written(schema: Mapping[str, Any] | bool, lenient: bool) -> str:
         ) from error
     _check_text(text, _SCHEMA)
     return text
+
+
+def _as_lark(grammar: str) -> str:
+    """Return a grammar in Lark that may be in GBNF. Raises UsageError."""
+    _check_text(grammar, _GRAMMAR)
+    _package()
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(grammar))
+    except Exception as error:  # its parser, in Python, has no errors of its own
+        raise _unusable(_GRAMMAR, str(error)) from error
 
 
 def _check_text(text: str, what: str) -> None:

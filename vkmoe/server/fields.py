@@ -1,7 +1,7 @@
 """Describes the bodies of requests, and what their fields mean for a reply.
 
-Names and meanings are those of OpenAI's API, with llama-server's where that has none. Fields that
-are not known are left alone, as clients send many.
+Names and meanings are those of OpenAI's API, with llama-server's where that has none. What becomes
+of other fields is in known_fields.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields, replace
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -19,8 +19,9 @@ from vkmoe.config import SamplingConfig
 from vkmoe.errors import UsageError
 from vkmoe.option_fields import parse_breakers
 from vkmoe.server.errors import ApiError
+from vkmoe.server.known_fields import Api, refuse_unsupported
 
-__all__ = ["Body", "Many", "ReplyFields", "StreamOptions", "checked", "read_body", "read_query"]
+__all__ = ["Body", "ChoiceFields", "Many", "ReplyFields", "checked", "read_body", "read_query"]
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # as a key of JSON
@@ -44,15 +45,10 @@ def _bounds(name: str) -> Any:
 
 
 class Body(BaseModel):
-    """Is the base of all bodies."""
+    """Is the base of all bodies. One with an `api` has fields that are refused."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class StreamOptions(Body):
-    """Says what a stream has besides the reply."""
-
-    include_usage: bool | None = None
+    api: ClassVar[Api | None] = None
 
 
 class ReplyFields(Body):
@@ -60,9 +56,8 @@ class ReplyFields(Body):
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] | None = None
+    n_predict: Annotated[int, Field(ge=-1)] | None = None  # llama-server's name for it
     seed: Annotated[int, Field(ge=-1, le=MOST_SEED)] | None = None
     stop: str | Many[str] | None = None
     temperature: Annotated[Number, _bounds("temp")] | None = None
@@ -86,9 +81,7 @@ class ReplyFields(Body):
     mirostat_eta: Annotated[Number, _bounds("mirostat_eta")] | None = None
     logit_bias: dict[TokenId, Annotated[Number, Field(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
-    return_routed_experts: bool | None = None  # of completions and chats
+    lengths: ClassVar[tuple[str, ...]] = ("max_tokens", "n_predict")  # names of one number
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -116,7 +109,8 @@ class ReplyFields(Body):
 
     @property
     def n_replies(self) -> int:
-        return self.n or 1
+        """Return how many replies each prompt has."""
+        return 1
 
     @property
     def biases(self) -> dict[int, float]:
@@ -125,13 +119,17 @@ class ReplyFields(Body):
 
     @property
     def most_tokens(self) -> int | None:
-        """Return the most tokens of a reply; None: until the context is full."""
-        return None if self.max_tokens in (None, -1) else self.max_tokens
+        """Return the most tokens of a reply; None: until the context is full.
 
-    @property
-    def with_usage(self) -> bool:
-        """Say whether a stream ends with the count of tokens."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+        Raises ApiError where its names say several numbers.
+        """
+        asked = {name: getattr(self, name) for name in self.lengths}
+        given = {name: number for name, number in asked.items() if number is not None}
+        if len(set(given.values())) > 1:
+            message = f"{' and '.join(given)} are names of one number, and contradict each other"
+            raise ApiError(400, message, param=list(given)[-1])
+        number = next(iter(given.values()), -1)
+        return None if number == -1 else number
 
     def sampling(self, default: SamplingConfig, index: int = 0) -> SamplingConfig:
         """Say how the tokens of the index-th of `n` replies are chosen.
@@ -152,6 +150,30 @@ class ReplyFields(Body):
         else:
             asked["seed"] = None
         return replace(default, **asked)
+
+
+class _StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class ChoiceFields(ReplyFields):
+    """Says what OpenAI's older APIs have besides: several replies, figures beside them."""
+
+    stream_options: _StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    return_routed_experts: bool | None = None
+
+    @property
+    def n_replies(self) -> int:
+        """Return how many replies each prompt has."""
+        return self.n or 1
+
+    @property
+    def with_usage(self) -> bool:
+        """Say whether a stream ends with the count of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
 
 
 async def read_body(request: Request, model: type[Model]) -> Model:
@@ -177,6 +199,8 @@ def checked(model: type[Model], value: dict[str, Any], is_text: bool = False) ->
 
     With `is_text` all of them are texts, which numbers are read from.
     """
+    if issubclass(model, Body) and model.api is not None:
+        refuse_unsupported(model.api, value)
     try:
         return model.model_validate(value, strict=not is_text)
     except (ValidationError, RecursionError) as error:

@@ -50,20 +50,21 @@ def call_grammar(
 
 def form_grammar(
     family: ToolFamily,
-    schema: Mapping[str, Any] | bool,
+    answer: str,
     in_lark: InLark,
     *,
     in_thought: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
     parallel: bool = True,
 ) -> str:
-    """Return the grammar of an answer by a JSON schema, after an optional thought.
+    """Return the grammar of an answer of a form, after an optional thought.
 
-    With `tools`, calls of them may come instead; `parallel` allows several. `in_thought`: the
-    prompt ends inside a thought, which must end first. A family without calls has none.
+    `answer` is the form, amid the rules of a Lark grammar. With `tools`, calls of them may come
+    instead; `parallel` allows several. `in_thought`: the prompt ends inside a thought, which must
+    end first. A family without calls has none.
     """
     functions = [function_of(tool) for tool in tools if family.name != "none"]
-    return _Grammar(family, functions, in_lark).of_form(schema, parallel, in_thought)
+    return _Grammar(family, functions, in_lark).of_form(answer, parallel, in_thought)
 
 
 class _Grammar:
@@ -78,11 +79,11 @@ class _Grammar:
         """Return the rules of calls, the first one first."""
         return self._written(["calls"], [*self._call_rules(parallel)], in_thought)
 
-    def of_form(self, schema: Mapping[str, Any] | bool, parallel: bool, in_thought: bool) -> str:
-        """Return the rules of an answer by a schema or of calls, the first one first."""
+    def of_form(self, answer: str, parallel: bool, in_thought: bool) -> str:
+        """Return the rules of an answer of a form or of calls, the first one first."""
         is_harmony = self._family.name == "harmony"
         mark = self._marked(f"{CHANNEL}final{MESSAGE}") if is_harmony else ""
-        rules = [f"answer: {mark} {self._in_lark(schema)}"]
+        rules = [f"answer: {mark} {answer}"]
         if not self._functions:
             return self._written(["answer"], rules, in_thought)
         return self._written(["answer", "calls"], [*rules, *self._call_rules(parallel)], in_thought)

@@ -22,7 +22,8 @@ from vkmoe.generate.tools import (
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.api.shapes import ChatShape
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Body, Many, ReplyFields, read_body
+from vkmoe.server.fields import Body, ChoiceFields, Many, read_body
+from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import News, Reply, merged, until_gone
 from vkmoe.server.service import (
@@ -42,7 +43,7 @@ __all__ = ["ChatFields", "Message", "answer_chat", "names_of_effort"]
 class Message(Body):
     """Describes a message of a conversation."""
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[str | dict[str, Any]] | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -63,29 +64,6 @@ class Message(Body):
         return found | {name: value for name, value in more.items() if value}
 
 
-class _Schema(Body):
-    name: str | None = None
-    form: dict[str, Any] | bool = Field(default=True, alias="schema")
-
-
-class ResponseFormat(Body):
-    """Says what form a reply is to have."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: _Schema | None = None
-    form: dict[str, Any] | None = Field(default=None, alias="schema")  # as llama-server has it
-
-    def wanted(self) -> dict[str, Any] | bool | None:
-        """Return the schema of the reply; None: it may have any form. Raises ApiError."""
-        if self.type == "text":
-            return None
-        if self.type == "json_object":
-            return self.form or {"type": "object"}
-        if self.json_schema is None:
-            raise ApiError(400, "a json_schema is missing", param="response_format.json_schema")
-        return self.json_schema.form
-
-
 class _Named(Body):
     name: str
 
@@ -97,26 +75,24 @@ class NamedTool(Body):
     function: _Named
 
 
-class ChatFields(ReplyFields):
+class ChatFields(FormFields, ChoiceFields):
     """Describes the body of a request for a reply in a conversation."""
 
+    api = "chat"
+    lengths = ("max_completion_tokens", *ChoiceFields.lengths)
     messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=-1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
     chat_template_kwargs: dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
     tools: Many[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-
-    @property
-    def most_tokens(self) -> int | None:
-        asked = (
-            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        )
-        return None if asked in (None, -1) else asked
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -133,14 +109,22 @@ class ChatFields(ReplyFields):
 
     def conversation(self) -> Conversation:
         """Return the conversation that it is. Raises ApiError."""
-        choice = self.tool_choice or "auto"
+        choice, continues = self.tool_choice or "auto", bool(self.continue_final_message)
+        if continues and self.add_generation_prompt:
+            raise ApiError(
+                400,
+                "add_generation_prompt and continue_final_message contradict each other",
+                param="continue_final_message",
+            )
         return Conversation(
             [message.given() for message in self.messages],
             self.names(),
             checked_tools(self.tools or ()),
             choice if isinstance(choice, str) else choice.function.name,
             self.parallel_tool_calls is not False,
-            self.response_format.wanted() if self.response_format else None,
+            self.form(),
+            self.add_generation_prompt is not False,
+            continues,
         )
 
 

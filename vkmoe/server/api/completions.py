@@ -15,7 +15,8 @@ from vkmoe.generate.loop import Piece
 from vkmoe.llm import LLM
 from vkmoe.server.api.shapes import CompletionShape
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Many, ReplyFields, read_body
+from vkmoe.server.fields import ChoiceFields, Many, read_body
+from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import Reply, merged, until_gone
 from vkmoe.server.service import (
@@ -34,9 +35,10 @@ __all__ = ["CompletionFields", "complete"]
 Tokens = Many[int]
 
 
-class CompletionFields(ReplyFields):
+class CompletionFields(FormFields, ChoiceFields):
     """Describes the body of a request for a completion."""
 
+    api = "completions"
     prompt: str | Tokens | Many[str] | Many[Tokens]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -49,7 +51,13 @@ async def complete(service: Service, request: HttpRequest) -> Response:
     llm, given = service.engine.llm, _prompts(asked)
     service.check_number(len(given), asked)
     prompts = [await service.prompt(llm, partial(_encoded, llm, prompt)) for prompt in given]
-    more = {"n_logprobs": asked.logprobs, "with_routing": bool(asked.return_routed_experts)}
+    more: dict[str, Any] = {
+        "n_logprobs": asked.logprobs,
+        "with_routing": bool(asked.return_routed_experts),
+    }
+    if (form := asked.form()) is not None:
+        constrain = partial(form.constraint, llm.constraints)
+        more["constraint"] = await service.off_loop(constrain, is_form=True)
     requests = service.requests(llm, prompts, asked, **more)
     echoed = [llm.tokenizer.decode(prompt) if asked.echo else "" for prompt in prompts]
     replies = service.begin(requests)

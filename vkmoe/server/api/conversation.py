@@ -12,7 +12,7 @@ from typing import Any
 
 from vkmoe.errors import PromptError
 from vkmoe.generate.constraint import Constraint
-from vkmoe.generate.loop import Piece, Request
+from vkmoe.generate.loop import Generation, Piece, Request
 from vkmoe.generate.tools import (
     ReplyEvent,
     ReplyParser,
@@ -24,6 +24,7 @@ from vkmoe.generate.tools import (
 from vkmoe.llm import LLM
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import ReplyFields
+from vkmoe.server.forms import Form
 from vkmoe.server.replies import Reply
 from vkmoe.server.service import Service
 
@@ -39,7 +40,9 @@ class Conversation:
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str = "auto"  # "none", "auto", "required", or the name of a tool
     parallel_calls: bool = True
-    schema: dict[str, Any] | bool | None = None  # of the answer, if it is to be JSON
+    form: Form | None = None  # of the answer
+    opens_reply: bool = True  # the prompt ends where a new message of the model begins
+    continues: bool = False  # the reply goes on with the last message, in place of a new one
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -48,8 +51,28 @@ class Conversation:
 
     def prompt(self, service: Service, llm: LLM) -> str:
         """Write it as a prompt. Raises VkmoeError."""
-        offered = self.offered or None
-        return service.template(llm).render(self.messages, tools=offered, **self.names)
+        opens = self.opens_reply and not self.continues
+        prompt = service.template(llm).render(
+            self.messages, add_generation_prompt=opens, tools=self.offered or None, **self.names
+        )
+        return self._cut(prompt) if self.continues else prompt
+
+    def _cut(self, prompt: str) -> str:
+        """Cut a prompt behind the text of its last message. Raises PromptError without one."""
+        last = self.messages[-1]
+        content = last["content"]
+        if isinstance(content, list):
+            content = "".join(part if isinstance(part, str) else part["text"] for part in content)
+        text = content.strip()
+        start = prompt.rfind(text) if text and last["role"] == "assistant" else -1
+        if start < 0:
+            raise PromptError(
+                "the last message cannot be continued",
+                "end with a text of the assistant, or leave continue_final_message out",
+            )
+        rest = content.lstrip()  # some templates keep the blanks behind it
+        is_whole = prompt.startswith(rest, start)
+        return prompt[: start + len(rest if is_whole else text)]
 
     def tokens(self, llm: LLM, prompt: str) -> list[int]:
         """Return the tokens of the prompt. Raises VkmoeError."""
@@ -64,7 +87,7 @@ class Conversation:
     @property
     def has_form(self) -> bool:
         """Say whether `constraint` has something to do."""
-        return self.schema is not None or self.must_call
+        return self.form is not None or self.must_call
 
     def constraint(self, llm: LLM, family: ToolFamily, in_thought: bool) -> Constraint | None:
         """Return what keeps the reply to its form; None: nothing. Raises VkmoeError."""
@@ -83,17 +106,17 @@ class Conversation:
                 family, chosen, in_lark, parallel=parallel, in_thought=in_thought
             )
             return llm.constraints.lark(grammar)
-        if self.schema is None:
+        if self.form is None:
             return None
         tools = self.offered if family.name != "none" else []
         if family.thought is None and family.name != "harmony" and not tools:
-            return llm.constraints.json_schema(self.schema)
+            return self.form.constraint(llm.constraints)
         if tools:  # whose schemas are kept to as far as that can be; the answer's must be
-            llm.constraints.json_schema(self.schema)
+            self.form.constraint(llm.constraints)
         write = partial(llm.constraints.json_in_lark, lenient=bool(tools))
         grammar = form_grammar(
             family,
-            self.schema,
+            self.form.in_lark(llm.constraints, lenient=bool(tools)),
             write,
             in_thought=in_thought,
             tools=tools,
@@ -109,12 +132,13 @@ def _name(tool: dict[str, Any]) -> str:
 class ReplyText:
     """Reads one reply: its answer, its thoughts, its calls."""
 
-    def __init__(self, llm: LLM, parser: ReplyParser, reply: Reply) -> None:
-        """Begin a reply; one that is kept to a form has no blank before its first word."""
-        self._parser, self._generation = parser, reply.generation
+    def __init__(
+        self, llm: LLM, parser: ReplyParser, generation: Generation, keeps_blank: bool
+    ) -> None:
+        """Begin a reply; `keeps_blank`: a blank before its first word belongs to it."""
+        self._parser, self._generation = parser, generation
         self.n_thought = 0  # tokens of its thoughts
-        is_kept_to_form = self._generation.request.constraint is not None
-        self._has_blank = llm.tokenizer.adds_space and not is_kept_to_form
+        self._has_blank = llm.tokenizer.adds_space and not keeps_blank
 
     def feed(self, pieces: Iterable[Piece]) -> list[ReplyEvent]:
         """Return what is certain with these pieces. Mutates."""
@@ -177,10 +201,13 @@ async def begin(
         )
         for _ in requests
     ]
+    keeps_blank = constraint is not None or conversation.continues
     replies = service.begin(requests)
-    return Begun(
-        llm, replies, [ReplyText(llm, *each) for each in zip(parsers, replies, strict=True)]
-    )
+    texts = [
+        ReplyText(llm, parser, reply.generation, keeps_blank)
+        for parser, reply in zip(parsers, replies, strict=True)
+    ]
+    return Begun(llm, replies, texts)
 
 
 def checked_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
+from vkmoe.server.api.chat import names_of_effort
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.api.shapes import InputTokensShape, MessageShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
+from vkmoe.server.forms import Form
+from vkmoe.server.known_fields import Api
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
@@ -29,6 +32,7 @@ class _Message(Body):
 
 
 class _Tool(Body):
+    type: Literal["custom"] | None = None  # others are run by Anthropic, or known to its models
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -51,12 +55,24 @@ class _Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
+class _OutputFormat(Body):
+    type: Literal["json_schema"]
+    form: dict[str, Any] = Field(alias="schema")
+
+
+class _OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: _OutputFormat | None = None
+
+
 class _CountFields(Body):
+    api: ClassVar[Api] = "count_tokens"
     messages: Annotated[Many[_Message], Field(min_length=1)]
     system: str | Many[dict[str, Any]] | None = None
     tools: Many[_Tool] | None = None
     tool_choice: _Choice | None = None
     thinking: _Thinking | None = None
+    output_config: _OutputConfig | None = None
 
     def conversation(self) -> Conversation:
         """Return the conversation that it is. Raises ApiError."""
@@ -65,26 +81,30 @@ class _CountFields(Body):
             messages.append({"role": "system", "content": _text(self.system, "system")})
         for message in self.messages:
             messages += _given(message)
+        output = self.output_config or _OutputConfig()
+        names = names_of_effort(output.effort)
+        if self.thinking is not None:
+            names["enable_thinking"] = self.thinking.type != "disabled"
+        last = messages[-1]
         choice, kind = self.tool_choice, self.tool_choice.type if self.tool_choice else "auto"
         if kind == "tool" and (choice is None or not choice.name):
             raise ApiError(400, "a tool_choice of type tool has a name", param="tool_choice.name")
         named = {"any": "required", "tool": choice.name or "" if choice else ""}
         return Conversation(
             messages,
-            {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"},
+            names,
             checked_tools([tool.given() for tool in self.tools or ()]),
             named.get(kind, kind),
             not (choice and choice.disable_parallel_tool_use),
+            Form("json", output.format.form) if output.format else None,
+            continues=last["role"] == "assistant" and bool(last["content"]),
         )
 
 
 class _MessageFields(_CountFields, ReplyFields):
+    api = "messages"
     max_tokens: Annotated[int, Field(ge=1)]
     stop: str | Many[str] | None = Field(default=None, alias="stop_sequences")
-
-    def as_reply(self) -> ReplyFields:
-        """Return what it says of the reply, in OpenAI's names."""
-        return ReplyFields(**self.model_dump(include=set(ReplyFields.model_fields) - {"n"}))
 
 
 def _text(content: Any, param: str = "messages") -> str:
@@ -145,7 +165,7 @@ async def answer_message(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a message."""
     asked = await read_body(request, _MessageFields)
     streams = bool(asked.stream)
-    begun = await begin(service, asked.as_reply(), asked.conversation(), streams)
+    begun = await begin(service, asked, asked.conversation(), streams)
     answer = _Answer(service, begun)
     if streams:
         return EventStream(answer.events(), begun.replies, named_errors=True)

@@ -16,6 +16,7 @@ from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_to
 from vkmoe.server.api.shapes import ResponseShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
+from vkmoe.server.forms import Form
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
@@ -34,7 +35,7 @@ class _TextFields(Body):
 
 
 class _Reasoning(Body):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class _Named(Body):
@@ -43,6 +44,8 @@ class _Named(Body):
 
 
 class _ResponseFields(ReplyFields):
+    api = "responses"
+    lengths = ("max_output_tokens", *ReplyFields.lengths)
     input: str | Many[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -51,23 +54,10 @@ class _ResponseFields(ReplyFields):
     tools: Many[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | _Named | None = None
     parallel_tool_calls: bool | None = None
-    previous_response_id: str | None = None
     metadata: dict[str, Any] | None = None
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_output_tokens
 
     def conversation(self) -> Conversation:
         """Return the conversation that it is. Raises ApiError."""
-        if self.previous_response_id is not None:
-            raise ApiError(
-                400,
-                "responses are not kept: send the whole conversation as input, without "
-                "previous_response_id",
-                param="previous_response_id",
-                code="unsupported_parameter",
-            )
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             messages.append({"role": "user", "content": self.input})
@@ -76,23 +66,24 @@ class _ResponseFields(ReplyFields):
         if not messages:
             raise ApiError(400, "the input is empty", param="input")
         choice, form = self.tool_choice or "auto", self.text.format if self.text else None
-        schema: dict[str, Any] | None = None
+        wanted = None
         if form is not None and form.type != "text":
-            schema = form.form or {"type": "object"}
+            wanted = Form("json", form.form or {"type": "object"})
         return Conversation(
             messages,
             names_of_effort(self.reasoning.effort if self.reasoning else None),
             checked_tools(_functions(self.tools or ())),
             choice if isinstance(choice, str) else choice.name,
             self.parallel_tool_calls is not False,
-            schema,
+            wanted,
         )
 
 
 def _functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the tools that are functions, in the form that chats have.
 
-    Clients offer others besides, such as a search of OpenAI's own, which a model need not call.
+    Clients offer others besides, such as a search of OpenAI's own, which a model need not call:
+    they are left out of the answer's `tools` too.
     """
     names = ("name", "description", "parameters")
     return [
@@ -109,7 +100,9 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, item in enumerate(items):
         kind = item.get("type", "message")
         if kind == "message":
-            role = "system" if item.get("role") == "developer" else str(item.get("role"))
+            role = "system" if item.get("role") == "developer" else item.get("role")
+            if role not in ("system", "user", "assistant"):
+                raise ApiError(400, f"there is no role {role!r}", param=f"input.{index}.role")
             found.append({"role": role, "content": _text(item.get("content"), index)})
         elif kind == "function_call":
             function = {"name": str(item.get("name")), "arguments": item.get("arguments") or "{}"}
@@ -147,7 +140,6 @@ async def answer_response(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a response."""
     asked = await read_body(request, _ResponseFields)
     streams = bool(asked.stream)
-    asked.n = None
     begun = await begin(service, asked, asked.conversation(), streams)
     answer = _Answer(service, asked, begun)
     if streams:
@@ -181,7 +173,7 @@ class _Answer:
             "temperature": sampling.temp,
             "top_p": sampling.top_p,
             "text": {"format": {"type": form.type if form else "text"}},
-            "tools": asked.tools or [],
+            "tools": [tool for tool in asked.tools or [] if tool.get("type") == "function"],
             "tool_choice": _plain(asked.tool_choice),
             "truncation": "disabled",
         }

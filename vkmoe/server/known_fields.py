@@ -1,0 +1,243 @@
+"""Says what becomes of each field of a request that vkmoe does not do.
+
+A field is done where the body of its API has it; else it is here: refused where it would change an
+answer, or without effect on one, with the reason. What no table has is left alone, as clients send
+many. A path has the names of fields inside others behind points; lists are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from vkmoe.server.errors import ApiError
+
+__all__ = ["NO_EFFECT", "REFUSED", "Api", "refuse_unsupported"]
+
+Api = Literal["chat", "completions", "responses", "messages", "count_tokens"]
+
+
+class Refused(NamedTuple):
+    """Says why a field is refused, and which of its values ask for nothing besides null and []."""
+
+    reason: str
+    harmless: tuple[Any, ...] = ()
+
+
+_NO_AUDIO = "the model reads and writes text alone"
+_NO_STORE = "nothing is kept between requests: send the whole conversation"
+_NO_TOOLS_HERE = "the server runs no tools: offer functions, and answer their calls"
+_NO_MODERATION = "nothing is moderated"
+_FEWER_TOOLS = "offer the tools that are allowed, and no others"
+_USE_TOOLS = "use tools and tool_choice"
+_NOT_TOLD = "the model cannot be told"
+_ONE_REPLY = "this API has one reply"
+
+# Those of vLLM and llama-server that clients send to any server of OpenAI's form.
+_OF_OTHERS = {
+    "adapters": Refused("there are no adapters"),
+    "allowed_token_ids": Refused("use logit_bias, or a grammar"),
+    "bad_words": Refused("use logit_bias"),
+    "chat_template": Refused("the template is the model's own"),
+    "documents": Refused("put documents into the messages"),
+    "dynatemp_range": Refused("use temperature", (0,)),
+    "early_stopping": Refused("there is no beam search", (False,)),
+    "grammar_lazy": Refused("a grammar holds from the first token on", (False,)),
+    "grammar_triggers": Refused("a grammar holds from the first token on"),
+    "guided_whitespace_pattern": Refused("JSON has the blanks that its grammar has"),
+    "include_stop_str_in_output": Refused("a reply ends before a stop text", (False,)),
+    "length_penalty": Refused("there is no beam search", (1,)),
+    "logits_processors": Refused("use logit_bias"),
+    "lora": Refused("there are no adapters"),
+    "min_keep": Refused("samplers keep one token at least", (0,)),
+    "min_tokens": Refused("use ignore_eos and max_tokens", (0,)),
+    "n_probs": Refused("use logprobs", (0,)),
+    "prompt_logprobs": Refused("use echo and logprobs of /v1/completions", (False,)),
+    "repetition_penalty": Refused("use repeat_penalty and repeat_last_n", (1,)),
+    "samplers": Refused("the order of samplers is fixed"),
+    "skip_special_tokens": Refused("special tokens do not show", (True,)),
+    "stop_token_ids": Refused("use stop"),
+    "structured_outputs.disable_additional_properties": Refused("say so in the schema", (False,)),
+    "structured_outputs.disable_any_whitespace": Refused(
+        "JSON has the blanks that its grammar has", (False,)
+    ),
+    "structured_outputs.structural_tag": Refused("use tools, or a grammar"),
+    "structured_outputs.whitespace_pattern": Refused("JSON has the blanks that its grammar has"),
+    "top_n_sigma": Refused("use min_p", (0, -1)),
+    "truncate_prompt_tokens": Refused("nothing is cut off from a prompt"),
+    "use_beam_search": Refused("there is no beam search", (False,)),
+}
+_OF_ONE_REPLY = {
+    "n": Refused(_ONE_REPLY, (1,)),
+    "return_progress": Refused("this API has no event for it", (False,)),
+    "return_routed_experts": Refused("use /v1/completions or chats", (False,)),
+    "timings_per_token": Refused("this API has no place for it", (False,)),
+}
+_OF_MESSAGES = {
+    "compaction": Refused("nothing is summarised here"),
+    "context_management.edits": Refused(
+        "nothing is cleared from a conversation",
+        ({"type": "clear_thinking_20251015", "keep": "all"},),
+    ),
+    "fallbacks": Refused("there is one model"),
+    "mcp_servers": Refused(_NO_TOOLS_HERE),
+    "messages.clear_at": Refused("nothing is cleared from a conversation"),
+    "messages.output_config": Refused("use output_config of the request"),
+    "output_config.task_budget": Refused(_NOT_TOLD),
+    "thinking.display": Refused("thoughts are shown as they are", ("summarized",)),
+    "thread": Refused(_NO_STORE),
+    "tools.allowed_callers": Refused(_NO_TOOLS_HERE, ("direct",)),
+    "tools.defer_loading": Refused("every tool is shown to the model", (False,)),
+    "tools.input_examples": Refused("put them into the description"),
+}
+REFUSED: Mapping[Api, Mapping[str, Refused]] = {
+    "chat": {
+        **_OF_OTHERS,
+        "audio": Refused(_NO_AUDIO),
+        "echo": Refused("use continue_final_message", (False,)),
+        "function_call": Refused(_USE_TOOLS, ("none", "auto")),
+        "functions": Refused(_USE_TOOLS),
+        "messages.audio": Refused(_NO_AUDIO),
+        "messages.function_call": Refused("use tool_calls"),
+        "messages.refusal": Refused("send it as content", ("",)),
+        "modalities": Refused(_NO_AUDIO, ("text",)),
+        "moderation": Refused(_NO_MODERATION),
+        "tool_choice.allowed_tools": Refused(_FEWER_TOOLS),
+        "tool_choice.custom": Refused(_NO_TOOLS_HERE),
+        "verbosity": Refused(_NOT_TOLD, ("medium",)),
+        "web_search_options": Refused(_NO_TOOLS_HERE),
+    },
+    "completions": {
+        **_OF_OTHERS,
+        "best_of": Refused("use n", (1,)),
+        "suffix": Refused("texts go on at their end alone", ("",)),
+    },
+    "responses": {
+        **_OF_OTHERS,
+        **_OF_ONE_REPLY,
+        "background": Refused(_NO_STORE, (False,)),
+        "background_options": Refused(_NO_STORE),
+        "context_management": Refused("nothing is cleared from a conversation"),
+        "conversation": Refused(_NO_STORE),
+        "image": Refused(_NO_AUDIO),
+        "include": Refused(
+            "use /v1/chat/completions for logprobs",
+            (  # of tools that the server has not, and of thoughts that are sent as they are
+                "code_interpreter_call.outputs",
+                "computer_call_output.output.image_url",
+                "file_search_call.results",
+                "message.input_image.image_url",
+                "reasoning.encrypted_content",
+                "web_search_call.action.sources",
+                "web_search_call.results",
+            ),
+        ),
+        "moderation": Refused(_NO_MODERATION),
+        "previous_response_id": Refused(_NO_STORE),
+        "prompt": Refused("no prompts are kept: send its text as input"),
+        "reasoning.context": Refused("the model's template chooses among thoughts", ("auto",)),
+        "reasoning.generate_summary": Refused("thoughts are shown as they are", ("auto",)),
+        "reasoning.mode": Refused(_NOT_TOLD, ("standard",)),
+        "reasoning.summary": Refused("thoughts are shown as they are", ("auto",)),
+        "text.verbosity": Refused(_NOT_TOLD, ("medium",)),
+        "tool_choice.mode": Refused(_FEWER_TOOLS),
+        "tool_choice.server_label": Refused(_NO_TOOLS_HERE),
+        "tool_choice.tools": Refused(_FEWER_TOOLS),
+        "top_logprobs": Refused("use /v1/chat/completions for logprobs", (0,)),
+        "truncation": Refused("nothing is cut off from a conversation", ("disabled",)),
+    },
+    "messages": {
+        **_OF_OTHERS,
+        **_OF_ONE_REPLY,
+        **_OF_MESSAGES,
+        "container": Refused(_NO_TOOLS_HERE),
+    },
+    "count_tokens": _OF_MESSAGES,
+}
+
+_FOR_BILLS = "it says who asks, pays or may see, which a server of one's own does not need"
+_FOR_SPEED = "it says how fast or where an answer is made, not which"
+_FOR_CACHES = "what was read before is found again without it"
+_FOR_LATER = "it asks to keep the answer, which is the same"
+_OF_SCHEMAS = "it names a schema, or asks that it holds, which it always does"
+_OPENAI = {
+    "prompt_cache_key": _FOR_CACHES,
+    "prompt_cache_options": _FOR_CACHES,
+    "prompt_cache_retention": _FOR_CACHES,
+    "safety_identifier": _FOR_BILLS,
+    "service_tier": _FOR_SPEED,
+    "store": _FOR_LATER,
+    "stream_options.include_obfuscation": "it pads events against eavesdroppers",
+    "user": _FOR_BILLS,
+}
+_ANTHROPIC = {
+    "betas": "it is a header",
+    "billing_policy": _FOR_BILLS,
+    "cache_control": _FOR_CACHES,
+    "diagnostics": "it asks why a cache missed",
+    "fallback_credit_token": _FOR_BILLS,
+    "inference_geo": _FOR_SPEED,
+    "metadata": _FOR_BILLS,
+    "service_tier": _FOR_SPEED,
+    "speed": _FOR_SPEED,
+    "thinking.block_binding": "thoughts that are sent back are taken as they are",
+    "thinking.budget_tokens": "it is a target, not a limit; max_tokens limits a thought too",
+    "tools.cache_control": _FOR_CACHES,
+    "tools.eager_input_streaming": "arguments are sent as they come",
+    "tools.strict": "calls that are demanded keep to their schema, others are the model's",
+    "user_profile_id": _FOR_BILLS,
+    "workspace_id": _FOR_BILLS,
+}
+NO_EFFECT: Mapping[Api, Mapping[str, str]] = {
+    "chat": {
+        **_OPENAI,
+        "metadata": _FOR_LATER,
+        "prediction": _FOR_SPEED,
+        "response_format.json_schema.description": _OF_SCHEMAS,
+        "response_format.json_schema.name": _OF_SCHEMAS,
+        "response_format.json_schema.strict": _OF_SCHEMAS,
+    },
+    "completions": _OPENAI,
+    "responses": {
+        **_OPENAI,
+        "access_programs": _FOR_BILLS,
+        "max_tool_calls": "it limits tools that the server runs, which are none",
+        "text.format.description": _OF_SCHEMAS,
+        "text.format.name": _OF_SCHEMAS,
+        "text.format.strict": _OF_SCHEMAS,
+    },
+    "messages": _ANTHROPIC,
+    "count_tokens": {**_ANTHROPIC, "model": "there is one model"},
+}
+
+
+def refuse_unsupported(api: Api, body: Mapping[str, Any]) -> None:
+    """Raise ApiError for the first field that asks for something that vkmoe does not do."""
+    for path, refused in REFUSED[api].items():
+        for place, value in _found(body, path.split(".")):
+            if _asks(value, refused.harmless):
+                raise ApiError(
+                    400,
+                    f"{place} is not supported: {refused.reason}",
+                    param=place,
+                    code="unsupported_parameter",
+                )
+
+
+def _asks(value: Any, harmless: tuple[Any, ...]) -> bool:
+    """Say whether a value asks for anything; a list does where one of its items does."""
+    if isinstance(value, list):
+        return any(_asks(each, harmless) for each in value)
+    return value is not None and value not in harmless
+
+
+def _found(value: Any, names: list[str], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what a body has at a path, once for each item of the lists on the way."""
+    if not names:
+        yield place, value
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _found(each, names, f"{place}.{index}")
+    elif isinstance(value, dict) and names[0] in value:
+        inner = f"{place}.{names[0]}" if place else names[0]
+        yield from _found(value[names[0]], names[1:], inner)
