@@ -221,6 +221,7 @@ class LLM(Closing):
         constraint: Constraint | None = None,
         shown: frozenset[int] = frozenset(),
         with_routing: bool = False,
+        scores_prompt: bool = False,
         **options: Any,
     ) -> Request:
         """Check what is to be generated. `options` are fields of SamplingConfig.
@@ -229,13 +230,15 @@ class LLM(Closing):
         logits of tokens, -100 to 100; with `n_logprobs` pieces and results have log-probabilities,
         of each token and of that many of the likeliest ones; `constraint`, made by `constraints`,
         is the form of the reply; `shown` are control tokens that its text shows; `with_routing`
-        keeps which experts each token uses.
+        keeps which experts each token uses, `scores_prompt` how likely each of the prompt's was,
+        with as many others as `n_logprobs` says.
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
         sampling = _with_options(SamplingConfig, sampling, options)
         check_max_tokens(max_tokens)
         check_flag("ignore_eos", ignore_eos)
         check_flag("with_routing", with_routing)
+        check_flag("scores_prompt", scores_prompt)
         stops = stop_texts(stop)
         check_n_logprobs(n_logprobs)
         if not isinstance(constraint, Constraint | None):
@@ -259,6 +262,7 @@ class LLM(Closing):
             constraint,
             shown,
             with_routing,
+            scores_prompt,
         )
 
     def stream(

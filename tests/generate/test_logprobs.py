@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -106,3 +107,28 @@ def test_without_a_wish_there_are_none(tiny_tokenizer: Tokenizer) -> None:
         assert piece.top_logprobs == ()
         assert (piece.logprob is None) == (piece.token_id < 0)
         assert piece.logprob is None or -math.inf < piece.logprob < 0
+
+
+@pytest.mark.parametrize("n_prompt", [1, 2, 9, 40])
+def test_a_prompt_is_scored_as_its_rows_alone_say(tiny_tokenizer: Tokenizer, n_prompt: int) -> None:
+    """Beside others, after the same prompt was read, and where the head takes fewer rows."""
+    model = FakeModel(4, max_decode_rows=3, prompt_rows=16)
+    scheduler = Scheduler(model)
+    prompt = [(7 * i) % 250 for i in range(n_prompt)]
+    plain = Request(tuple(prompt), SamplingConfig(temp=0), 6, n_logprobs=3)
+    scored = replace(plain, scores_prompt=True)
+    generations = [
+        Generation(each, tiny_tokenizer, model.ctx_size) for each in (plain, scored, scored, plain)
+    ]
+    for generation in generations:
+        scheduler.submit(generation)
+    while scheduler.has_work:
+        scheduler.step()
+    replies = [generation.take_pieces() for generation in generations]
+    assert replies == [replies[0]] * 4
+    assert [len(each.prompt_logprobs) for each in generations] == [0, n_prompt - 1, n_prompt - 1, 0]
+    for place, found in enumerate(generations[1].prompt_logprobs):
+        right = log_softmax(model_logits(model, prompt[: place + 1], []))
+        assert found.chosen == pytest.approx(right[prompt[place + 1]], abs=1e-5)
+        assert [p for _, p in found.likeliest] == pytest.approx(np.sort(right)[:-4:-1], abs=1e-5)
+    assert generations[1].prompt_logprobs == generations[2].prompt_logprobs

@@ -44,7 +44,13 @@ class Request:
     n_logprobs: int | None = None  # of the likeliest tokens; None: not even the chosen one's
     constraint: Constraint | None = None  # the form that the reply is kept to
     shown: frozenset[int] = frozenset()  # control tokens that the text shows
-    with_routing: bool = False  # the experts that each token uses are kept: all rows are computed
+    with_routing: bool = False  # the experts that each token uses are kept
+    scores_prompt: bool = False  # how likely the prompt's tokens are is kept; needs n_logprobs
+
+    @property
+    def reads_all(self) -> bool:
+        """Say whether all rows of the prompt are computed, also those that were before."""
+        return self.with_routing or self.scores_prompt
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,7 @@ class Generation:
         self.is_cancelled = False
         self.n_reused = self.n_decode_steps = self.n_drafted = self.n_accepted = 0
         self.n_generated = 0  # tokens, one that ends the reply included
+        self.prompt_logprobs: list[LogProbs] = []  # of its second token on, if it is scored
         self._routing: list[NDArray[np.uint16]] = []  # of each row [n_moe_layers, n_used]
         self._seed = sampling.seed if sampling.seed is not None else random_seed()
         banned = tokenizer.end_ids if request.ignore_eos else ()
@@ -185,12 +192,7 @@ class Generation:
         Returns it; None where there is none to choose. Raises VkmoeError for logits that are not
         numbers.
         """
-        if top.has_nan:
-            raise VkmoeError(
-                "the model produced NaN logits",
-                "the file's weights are damaged, or the driver computes wrongly: "
-                "run `vkmoe selftest`",
-            )
+        _check(top)
         if self.n_generated == 0:
             self._prompt_done = self._first_token = time.perf_counter()
         if self.n_left <= 0:
@@ -212,6 +214,16 @@ class Generation:
             self._first_token = time.perf_counter()
         self._accept(token, likely)
         return token
+
+    def score(self, top: TopLogits, fetch_logits: Callable[[], NDArray[np.float32]]) -> None:
+        """Note how likely the next token of the prompt is, by the logits before it. Mutates.
+
+        Raises VkmoeError for logits that are not numbers.
+        """
+        _check(top)
+        token = self.tokens[len(self.prompt_logprobs) + 1]
+        found = log_probs(token, self._n_logprobs or 0, top, cache(fetch_logits))
+        self.prompt_logprobs.append(found)
 
     def take_pieces(self) -> list[Piece]:
         """Return the pieces that came since the last call. Mutates."""
@@ -274,3 +286,12 @@ class Generation:
         if rest:
             self.pieces.append(Piece(-1, rest))
         self.end(reason)
+
+
+def _check(top: TopLogits) -> None:
+    """Raise VkmoeError for logits that are not numbers."""
+    if top.has_nan:
+        raise VkmoeError(
+            "the model produced NaN logits",
+            "the file's weights are damaged, or the driver computes wrongly: run `vkmoe selftest`",
+        )

@@ -7,11 +7,14 @@ region of the KV caches holds is known to regions.py, what a reply is to loop.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vkmoe.batch import MAX_LATER, Phase, RunResult, TokenBatch
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.batch import MAX_LATER, Phase, RunResult, TokenBatch, TopLogits
 from vkmoe.choices import DraftWay
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.loop import Generation
@@ -196,8 +199,8 @@ class Scheduler:
             generation = self._waiting.popleft()
             # The last token runs in any case: its logits choose the first one of the reply.
             prefix = generation.tokens[: generation.n_prompt - 1]
-            if generation.request.with_routing:
-                prefix = []  # no row is used again: what routed it is not known any more
+            if generation.request.reads_all:
+                prefix = []  # no row is used again: what it left is not known any more
             sequence = _Sequence(generation, LookUp() if self._draft == "lookup" else None)
             self._running.append(sequence)  # first, so that Ctrl-C leaves no region taken
             sequence.region = self.regions.take(prefix)
@@ -206,17 +209,23 @@ class Scheduler:
             generation.n_reused = generation.n_read = self.regions.keep(sequence.region, prefix)
 
     def _prompt_rows(self, reading: Sequence[_Sequence]) -> list[_Rows]:
-        """Fill a batch with rows of prompts, in turn."""
+        """Fill a batch with rows of prompts, in turn.
+
+        A prompt that is scored has a batch of its own, as the head runs several times for it.
+        """
         parts: list[_Rows] = []
         n_rows, n_ends = self._runner.prompt_rows, self._runner.max_logit_rows
         for sequence in reading:
             generation, region = sequence.generation, sequence.region
-            if n_rows:
+            request = generation.request
+            if n_rows and not (parts and request.scores_prompt):
                 prompt = generation.tokens[: generation.n_prompt]
-                if not generation.request.with_routing:
+                if not request.reads_all:
                     generation.n_reused += self.regions.share(region, prompt[:-1])
                 first = self.regions.n_rows(region)
                 rows = tuple(prompt[first : first + n_rows])
+                if request.scores_prompt:
+                    return [_Rows(sequence, first, rows, len(rows))]
                 ends = first + len(rows) == len(generation.tokens)
                 if ends and not n_ends:
                     rows, ends = rows[:-1], False
@@ -298,14 +307,18 @@ class Scheduler:
             generation.n_decode_steps += 1
             generation.n_drafted += part.n_drafted
         n_right = 0  # of the guesses
-        for row in range(part.n_logits):
-            fetch = partial(self._runner.full_logits, n_before + row)
+        position = part.position + len(part.tokens) - part.n_logits
+        for top, fetch in self._heads(part, result, n_before):
+            position += 1
             try:
-                token = generation.choose(result.tops[n_before + row], fetch)
+                if position < generation.n_prompt:
+                    generation.score(top, fetch)
+                    continue
+                token = generation.choose(top, fetch)
             except VkmoeError as error:  # of this sequence's logits: the others go on
                 generation.end("interrupt", error)
                 return
-            if generation.is_done or row == part.n_drafted or token != drafted[row]:
+            if generation.is_done or n_right == part.n_drafted or token != drafted[n_right]:
                 break
             n_right += 1
         if look_up is not None and drafted:
@@ -314,6 +327,22 @@ class Scheduler:
             n_rows = part.position + len(part.tokens) - len(drafted) + n_right
             if n_rows < self.regions.n_rows(region):
                 self.regions.go_back(region, n_rows)
+
+    def _heads(
+        self, part: _Rows, result: RunResult, n_before: int
+    ) -> Iterator[tuple[TopLogits, Callable[[], NDArray[np.float32]]]]:
+        """Yield the largest logits of each row that wants any, and what returns all of them.
+
+        The head runs again where it did not for all rows.
+        """
+        tops, n_done = result.tops[n_before : n_before + part.n_logits], 0
+        while True:
+            for index, top in enumerate(tops, n_before):
+                yield top, partial(self._runner.full_logits, index)
+            n_done += len(tops)
+            if n_done >= part.n_logits:
+                return
+            tops, n_before = self._runner.run_head(n_done), 0
 
     def _end_turn(self, sequence: _Sequence) -> None:
         """Put a sequence behind the others, and let go of it where its reply has ended. Mutates."""

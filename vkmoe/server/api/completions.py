@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from vkmoe.generate.loop import Piece
+from vkmoe.generate.logprobs import LogProbs
+from vkmoe.generate.loop import Generation, Piece
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM
 from vkmoe.server.api.shapes import CompletionShape
 from vkmoe.server.errors import ApiError
@@ -55,11 +58,13 @@ async def complete(service: Service, request: HttpRequest) -> Response:
         "n_logprobs": asked.logprobs,
         "with_routing": bool(asked.return_routed_experts),
     }
+    more["scores_prompt"] = bool(asked.echo) and asked.logprobs is not None
     if (form := asked.form()) is not None:
         constrain = partial(form.constraint, llm.constraints)
         more["constraint"] = await service.off_loop(constrain, is_form=True)
     requests = service.requests(llm, prompts, asked, **more)
-    echoed = [llm.tokenizer.decode(prompt) if asked.echo else "" for prompt in prompts]
+    shown = zip(given, prompts, strict=True)
+    echoed = [_echo(llm, *each) if asked.echo else "" for each in shown]
     replies = service.begin(requests)
     answer = _Answer(service, llm, asked, replies, echoed)
     if asked.stream:
@@ -84,6 +89,74 @@ def _encoded(llm: LLM, prompt: str | Tokens) -> Sequence[int]:
     return llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
 
+def _echo(llm: LLM, given: str | Tokens, tokens: Sequence[int]) -> str:
+    """Return the text of a prompt, without the token that begins every text."""
+    if isinstance(given, str):
+        return given
+    begin = llm.tokenizer.added_first
+    is_begun = list(tokens[: len(begin)]) == begin
+    return llm.tokenizer.decode(tokens[len(begin) :] if is_begun else tokens)
+
+
+class _Figures:
+    """Says how likely the tokens of one choice were, the prompt's first where that is echoed.
+
+    The form is that of OpenAI's completions. What has half a character is written as its bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._n_chars, self._after_special = tokenizer, 0, False
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def of_prompt(self, generation: Generation) -> dict[str, Any]:
+        """Return the figures of a prompt, of which nothing says how likely its first token is."""
+        prompt, begin = generation.tokens[: generation.n_prompt], self._tokenizer.added_first
+        self._after_special = True  # the text begins
+        hidden = len(begin) if prompt[: len(begin)] == begin else 0
+        rows = zip(prompt, (None, *generation.prompt_logprobs), range(len(prompt)), strict=True)
+        found = []
+        for token, row, place in rows:
+            found.append(self._figure(token, row, place < hidden))
+            self._after_special = token in self._tokenizer.special_ids
+        self._after_special = False  # a reply keeps its first blank
+        return _columns(found)
+
+    def of_reply(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """Return the figures of more tokens. Mutates."""
+        rows = ((each.token_id, each.logprob or 0.0, each.top_logprobs) for each in pieces)
+        return _columns([self._figure(i, LogProbs(p, top)) for i, p, top in rows if i >= 0])
+
+    def _figure(self, token: int, row: LogProbs | None, is_hidden: bool = False) -> _Figure:
+        """Return those of the next token. Mutates."""
+        place, text = self._n_chars, "" if is_hidden else self._spelled(token)
+        top = None if row is None else {self._spelled(i): p for i, p in row.likeliest}
+        if not is_hidden:
+            self._n_chars += len(self._decoder.decode(self._bytes(token)))
+        return _Figure(text, None if row is None else row.chosen, top, place)
+
+    def _bytes(self, token: int) -> bytes:
+        return self._tokenizer.token_bytes(token, self._after_special)
+
+    def _spelled(self, token: int) -> str:
+        data = self._bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class _Figure(NamedTuple):
+    token: str
+    logprob: float | None
+    top: dict[str, float] | None
+    offset: int  # characters before it
+
+
+def _columns(found: Sequence[_Figure]) -> dict[str, Any]:
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return {name: [each[i] for each in found] for i, name in enumerate(names)}
+
+
 class _Answer:
     """Makes the answer of replies to one or several prompts, at once or as a stream."""
 
@@ -97,6 +170,7 @@ class _Answer:
     ) -> None:
         self._service, self._llm, self._asked = service, llm, asked
         self._replies, self._echoed = replies, echoed
+        self._figures = [_Figures(llm.tokenizer) for _ in replies]
         self._base = {
             "id": new_id("cmpl"),
             "object": "text_completion",
@@ -149,20 +223,22 @@ class _Answer:
         return {
             "index": index,
             "text": echo + "".join(piece.text for piece in pieces),
-            "logprobs": self._logprobs(pieces) if self._asked.logprobs is not None else None,
+            "logprobs": self._logprobs(index, pieces, is_first),
             "finish_reason": finish_reason(reply) if reply.generation.is_done else None,
         }
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        known = [piece for piece in pieces if piece.token_id >= 0]
-        text = self._llm.tokenizer.token_text
-        return {
-            "tokens": [text(piece.token_id) for piece in known],
-            "token_logprobs": [piece.logprob for piece in known],
-            "top_logprobs": [
-                {text(token): logprob for token, logprob in piece.top_logprobs} for piece in known
-            ],
-        }
+    def _logprobs(
+        self, index: int, pieces: Sequence[Piece], is_first: bool
+    ) -> dict[str, Any] | None:
+        """Return how likely these tokens were; None where that was not asked for."""
+        if self._asked.logprobs is None:
+            return None
+        figures = self._figures[index]
+        if not (is_first and self._asked.echo):
+            return figures.of_reply(pieces)
+        prompt = figures.of_prompt(self._replies[index].generation)
+        reply = figures.of_reply(pieces)
+        return {name: [*before, *reply[name]] for name, before in prompt.items()}
 
     def _usage(self) -> dict[str, Any]:
         return usage(self._replies, len(self._echoed))
