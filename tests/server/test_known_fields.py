@@ -191,14 +191,17 @@ def test_a_message_has_the_form_of_its_output_config(server: Served) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_a_reply_goes_on_with_the_last_message(server: Served, path: str) -> None:
+@pytest.mark.parametrize("text", ["    return [x for", "end", "a "])
+def test_a_reply_goes_on_with_the_last_message(server: Served, path: str, text: str) -> None:
     """What it says is what the model writes behind the prompt that ends there."""
-    messages = [MESSAGE, {"role": "assistant", "content": "    return [x for"}]
+    messages = [MESSAGE, {"role": "assistant", "content": text}]
     more = {"continue_final_message": True} if path == CHAT else {}
     prompt = server.post("/apply-template", {"messages": messages, "continue_final_message": True})
-    text = prompt.json()["prompt"]
-    assert text.endswith("    return [x for")
-    assert reply(server, path, messages=messages, **more) == reply(server, COMPLETIONS, prompt=text)
+    written = prompt.json()["prompt"]
+    assert written.endswith(text)
+    assert reply(server, path, messages=messages, **more) == reply(
+        server, COMPLETIONS, prompt=written
+    )
 
 
 def test_only_a_text_of_the_assistant_can_go_on(server: Served) -> None:

@@ -45,7 +45,7 @@ class Mirostat:
 
     def learn(self, share: float) -> None:
         """Note the probability of the chosen token among those that were left. Mutates."""
-        surprise = -math.log2(share)
+        surprise = -math.log2(max(share, 1e-300))  # a rounded draw may reach a share of 0
         self._mu -= self._config.mirostat_eta * (surprise - self._config.mirostat_tau)
 
     def _n_zipf(self, slope: float, n_vocab: int) -> int:

@@ -30,6 +30,8 @@ from vkmoe.server.service import Service
 
 __all__ = ["Begun", "Conversation", "ReplyText", "begin", "checked_tools"]
 
+_MARK = "\ue000here\ue000"  # where a prompt is cut off, in characters that no text has
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -52,27 +54,26 @@ class Conversation:
     def prompt(self, service: Service, llm: LLM) -> str:
         """Write it as a prompt. Raises VkmoeError."""
         opens = self.opens_reply and not self.continues
+        messages = [*self.messages[:-1], self._marked_last()] if self.continues else self.messages
         prompt = service.template(llm).render(
-            self.messages, add_generation_prompt=opens, tools=self.offered or None, **self.names
+            messages, add_generation_prompt=opens, tools=self.offered or None, **self.names
         )
-        return self._cut(prompt) if self.continues else prompt
+        if not self.continues:
+            return prompt
+        prompt, mark, _ = prompt.rpartition(_MARK)
+        if not mark:
+            raise _cannot_go_on("the chat template does not show the last message")
+        return prompt
 
-    def _cut(self, prompt: str) -> str:
-        """Cut a prompt behind the text of its last message. Raises PromptError without one."""
+    def _marked_last(self) -> dict[str, Any]:
+        """Return the last message with a mark behind its text. Raises PromptError."""
         last = self.messages[-1]
-        content = last["content"]
-        if isinstance(content, list):
-            content = "".join(part if isinstance(part, str) else part["text"] for part in content)
-        text = content.strip()
-        start = prompt.rfind(text) if text and last["role"] == "assistant" else -1
-        if start < 0:
-            raise PromptError(
-                "the last message cannot be continued",
-                "end with a text of the assistant, or leave continue_final_message out",
-            )
-        rest = content.lstrip()  # some templates keep the blanks behind it
-        is_whole = prompt.startswith(rest, start)
-        return prompt[: start + len(rest if is_whole else text)]
+        parts = last["content"] if isinstance(last["content"], list) else [last["content"]]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        text = "".join(each for each in texts if isinstance(each, str))
+        if last["role"] != "assistant" or not text:
+            raise _cannot_go_on("the last message is no text of the assistant")
+        return {**last, "content": text + _MARK}
 
     def tokens(self, llm: LLM, prompt: str) -> list[int]:
         """Return the tokens of the prompt. Raises VkmoeError."""
@@ -123,6 +124,12 @@ class Conversation:
             parallel=self.parallel_calls,
         )
         return llm.constraints.lark(grammar)
+
+
+def _cannot_go_on(reason: str) -> PromptError:
+    return PromptError(
+        f"{reason}, so that a reply cannot go on with it", "leave continue_final_message out"
+    )
 
 
 def _name(tool: dict[str, Any]) -> str:
