@@ -111,6 +111,7 @@ def test_what_was_given_is_in_the_request_and_nothing_else(run: Run, fake: type[
         assert run("chat", "--server", address, "--system", "S", stdin=b"hi\n").out == "yes\n"
         run(
             *("chat", "--server", address, "--temp", "0.5", "-n", "9", "--stop", "x"),
+            *("--dry-sequence-breakers", '["\\n"]'),
             *("--chat-template-kwargs", '{"enable_thinking": false}', "--ignore-eos"),
             stdin=b"hi\n", VKMOE_TOP_K="7", VKMOE_SEED="", VKMOE_API_KEY="k", VKMOE_PARALLEL="3",
         )  # fmt: skip
@@ -122,6 +123,7 @@ def test_what_was_given_is_in_the_request_and_nothing_else(run: Run, fake: type[
         "model": "first",
         "temperature": 0.5,
         "top_k": 7,
+        "dry_sequence_breakers": ["\n"],
         "max_tokens": 9,
         "stop": ["x"],
         "ignore_eos": True,

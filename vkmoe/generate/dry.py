@@ -93,23 +93,22 @@ class Dry:
         return _breakers(self._tokenizer, self._config.dry_sequence_breakers)
 
 
-@lru_cache(maxsize=4)  # it takes a tenth of a second with a large vocabulary
+@lru_cache(maxsize=4)  # it takes a while with a large vocabulary
 def _breakers(tokenizer: Tokenizer, texts: str) -> Breakers:
     """Return the tokens with which breakers begin, each with the tokens that may follow."""
     found: defaultdict[int, set[Tail]] = defaultdict(set)
     for text in parse_breakers(texts):
         breaker = text.encode("utf-8", "replace")
-        starts: defaultdict[int, list[bytes]] = defaultdict(list)  # by their last byte
+        for token in [i for i, word in enumerate(tokenizer.words) if breaker in word]:
+            found[token].add(())
+        starts: defaultdict[int, list[int]] = defaultdict(list)  # lengths, by their last byte
         for n in range(1, len(breaker)):
-            starts[breaker[n - 1]].append(breaker[:n])
+            starts[breaker[n - 1]].append(n)
         tails = {n: _tail(tokenizer, breaker[n:]) for n in range(1, len(breaker))}
-        for token, word in enumerate(tokenizer.words):
-            if breaker in word:
-                found[token].add(())
-            elif word and word[-1] in starts:
-                for start in starts[word[-1]]:
-                    if word.endswith(start):
-                        found[token] |= tails[len(start)]
+        for token, word in enumerate(tokenizer.words) if starts else ():
+            for n in starts.get(word[-1], ()) if word and breaker not in word else ():
+                if word.endswith(breaker[:n]):
+                    found[token] |= tails[n]
     return dict(found)
 
 
