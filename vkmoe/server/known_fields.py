@@ -30,7 +30,7 @@ _NO_TOOLS_HERE = "the server runs no tools: offer functions, and answer their ca
 _NO_MODERATION = "nothing is moderated"
 _FEWER_TOOLS = "offer the tools that are allowed, and no others"
 _USE_TOOLS = "use tools and tool_choice"
-_NOT_TOLD = "the model cannot be told"
+_UNKNOWN_TO_MODEL = "nothing brings it to the model"
 _ONE_REPLY = "this API has one reply"
 
 # Those of vLLM and llama-server that clients send to any server of OpenAI's form.
@@ -83,7 +83,7 @@ _OF_MESSAGES = {
     "mcp_servers": Refused(_NO_TOOLS_HERE),
     "messages.clear_at": Refused("nothing is cleared from a conversation"),
     "messages.output_config": Refused("use output_config of the request"),
-    "output_config.task_budget": Refused(_NOT_TOLD),
+    "output_config.task_budget": Refused(_UNKNOWN_TO_MODEL),
     "thinking.display": Refused("thoughts are shown as they are", ("summarized",)),
     "thread": Refused(_NO_STORE),
     "tools.allowed_callers": Refused(_NO_TOOLS_HERE, ("direct",)),
@@ -104,7 +104,7 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
         "moderation": Refused(_NO_MODERATION),
         "tool_choice.allowed_tools": Refused(_FEWER_TOOLS),
         "tool_choice.custom": Refused(_NO_TOOLS_HERE),
-        "verbosity": Refused(_NOT_TOLD, ("medium",)),
+        "verbosity": Refused(_UNKNOWN_TO_MODEL, ("medium",)),
         "web_search_options": Refused(_NO_TOOLS_HERE),
     },
     "completions": {
@@ -137,9 +137,9 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
         "prompt": Refused("no prompts are kept: send its text as input"),
         "reasoning.context": Refused("the model's template chooses among thoughts", ("auto",)),
         "reasoning.generate_summary": Refused("thoughts are shown as they are", ("auto",)),
-        "reasoning.mode": Refused(_NOT_TOLD, ("standard",)),
+        "reasoning.mode": Refused(_UNKNOWN_TO_MODEL, ("standard",)),
         "reasoning.summary": Refused("thoughts are shown as they are", ("auto",)),
-        "text.verbosity": Refused(_NOT_TOLD, ("medium",)),
+        "text.verbosity": Refused(_UNKNOWN_TO_MODEL, ("medium",)),
         "tool_choice.mode": Refused(_FEWER_TOOLS),
         "tool_choice.server_label": Refused(_NO_TOOLS_HERE),
         "tool_choice.tools": Refused(_FEWER_TOOLS),
@@ -155,7 +155,7 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
     "count_tokens": _OF_MESSAGES,
 }
 
-_FOR_BILLS = "it says who asks, pays or may see, which a server of one's own does not need"
+_FOR_BILLS = "it is for accounts and bills, which this server has none of"
 _FOR_SPEED = "it says how fast or where an answer is made, not which"
 _FOR_CACHES = "what was read before is found again without it"
 _FOR_LATER = "it asks to keep the answer, which is the same"
