@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.documents import ROOT, blocks, command_lines
 from tools.make_help import page
+from vkmoe.cli import main
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.settings import size_cache, sizing_line
 from vkmoe.option_fields import flags_of
@@ -81,3 +82,16 @@ def test_status_is_explained(slots: tuple[int, ...], sizes: tuple[int, ...]) -> 
     line = sizing_line(sizing)
     verdict = re.split(r" \(|; to change", line.rsplit(": ", 1)[1])[0]
     assert f"\n| {verdict} | " in TEXT, line
+
+
+def test_the_line_at_the_start_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    slots = ("--expert-slots", "12", "--expert-copies", "wait", "--no-promote-on-read")
+    run = ("generate", "-p", "x", "-n", "1", "--device", "vulkan", "--expert-mode", "cache")
+    assert main([*run, *slots]) == 0
+    assert blocks(TEXT, "text")[0] in capsys.readouterr().err
+
+
+def test_simulator_and_statistics_are_said_to_agree() -> None:
+    """The page has one figure of both; tests/engine/test_simulator_agrees.py shows that it is."""
+    rate = re.search(r"^hit rate +([\d.]+) % of", TEXT, re.MULTILINE)
+    assert rate and f"with `--slots 12` it says {rate[1]} %" in TEXT

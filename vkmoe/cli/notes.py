@@ -220,7 +220,7 @@ def mode_line(plan: MemoryPlan) -> str:
 def cpu_notes(chosen: DeviceInfo, wanted: str | None) -> Iterator[str]:
     """Say why a model runs on the CPU, and what keeps a GPU away. Empty for a GPU.
 
-    `wanted` is what --device names: where that is the CPU, no GPU is missed.
+    `wanted` is what --device names. Where that is a CPU, no GPU is missed.
     """
     if not chosen.is_cpu:
         return
