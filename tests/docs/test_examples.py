@@ -89,11 +89,10 @@ def test_command(
 
 @pytest.mark.parametrize(("script", "shown"), SHOWN)
 def test_output_is_what_the_document_shows(script: str, shown: str, folder: Path) -> None:
-    """Lines may be left out, and the end of a line behind "..."."""
+    """Printed, or written to a text file. Lines may be left out, and a line's end at "..."."""
     done = run(f"set -e\n{script}", folder)
     assert done.returncode == 0, done.stderr
-    written = [folder / name for name in re.findall(r"\S+\.txt$", script, re.MULTILINE)]
-    printed = done.stdout + "".join(path.read_text() for path in written)
+    printed = done.stdout + "".join(path.read_text() for path in folder.glob("*.txt"))
     rest = iter(printed.splitlines())
     for line in filter(None, shown.splitlines()):
         assert any(_alike(line, other) for other in rest), f"{line!r} is not in:\n{printed}"
