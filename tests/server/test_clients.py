@@ -181,16 +181,19 @@ def test_responses_have_texts_calls_and_events(client: openai.OpenAI) -> None:
     assert text == done.output_text
     assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
     flat: Any = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
-    called = client.responses.create(
-        model="demo",
-        input=[{"role": "user", "content": "How is the weather?"}],
-        tools=[flat],
-        tool_choice="required",
-        parallel_tool_calls=False,
-    )
+    common |= {"tools": [flat], "tool_choice": "required", "parallel_tool_calls": False}
+    common["max_output_tokens"] = 300
+    called = client.responses.create(**common)
     (item,) = called.output
     assert item.type == "function_call" and item.name == "weather" and is_asked(item.arguments)
     assert called.status == "completed"
+    with client.responses.stream(**common) as stream:
+        done_events = [e for e in stream if e.type == "response.function_call_arguments.done"]
+        final = stream.get_final_response()
+    (ended,) = done_events
+    assert (ended.name, ended.arguments) == ("weather", item.arguments)
+    (streamed,) = final.output
+    assert streamed.type == "function_call" and streamed.arguments == item.arguments
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         client.responses.create(model="demo", input="x", previous_response_id="resp_1")
 

@@ -201,7 +201,7 @@ class _Answer:
         response = self._response(is_over=True)
         yield self._event(f"response.{response['status']}", response=response)
 
-    def _event(self, name: str, **data: Any) -> bytes:
+    def _event(self, name: str, /, **data: Any) -> bytes:
         self._n_events += 1
         return event({"type": name, "sequence_number": self._n_events - 1, **data}, name)
 
