@@ -12,7 +12,6 @@ memory, threads and open files are counted before and after.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import threading
@@ -24,8 +23,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import NamedTuple
 
-import uvicorn
-
 from bench.arms import Arms, take_turns
 from bench.command import command_line, finish, run_main
 from vkmoe.bench.environment import describe, print_card
@@ -36,7 +33,7 @@ from vkmoe.llm import LLM, demo_model_path
 from vkmoe.server.app import make_app
 from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.service import Service
-from vkmoe.server.serving import bind
+from vkmoe.server.serving import Server, bind
 
 HOST, PROMPT = "127.0.0.1", "def fib(n):"
 CONTEXT = 512
@@ -144,9 +141,8 @@ def _served(options: argparse.Namespace) -> Iterator[Served]:
     engine = EngineThread(lambda: LLM(options.model, config), max_queue=64)
     app = make_app(Service(engine, "bench", SamplingConfig()), HOST)
     listening = bind(HOST, 0)
-    settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on")
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+    server = Server(app, engine)
+    thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
         while engine.state == "loading":

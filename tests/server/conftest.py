@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.llm import LLM
 from vkmoe.server.app import make_app
+from vkmoe.server.connections import Limits
 from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.service import Service
-from vkmoe.server.serving import bind
+from vkmoe.server.serving import Server, bind
 
 __all__ = ["Served", "serving"]
 
@@ -56,17 +54,17 @@ def serving(
     api_keys: tuple[str, ...] = (),
     max_queue: int = 64,
     timeout: float | None = None,
+    limits: Limits | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     """Serve the demo model, or what `load` makes, with these options of the engine."""
     config = EngineConfig(**{"ctx_size": 256, "parallel": 2, **options})
     engine = EngineThread(load or (lambda: LLM(None, config)), max_queue)
     service = Service(engine, "demo", SamplingConfig(), timeout)
-    listening: socket.socket = bind(HOST, 0)
+    listening = bind(HOST, 0)
     app = make_app(service, HOST, api_keys)
-    settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on")
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+    server = Server(app, engine, limits=limits)
+    thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     served = Served(f"http://{HOST}:{listening.getsockname()[1]}", engine, service)
     try:

@@ -191,7 +191,7 @@ def test_responses_have_texts_calls_and_events(client: openai.OpenAI) -> None:
         done_events = [e for e in stream if e.type == "response.function_call_arguments.done"]
         final = stream.get_final_response()
     (ended,) = done_events
-    assert (ended.name, ended.arguments) == ("weather", item.arguments)
+    assert ended.to_dict()["name"] == "weather" and ended.arguments == item.arguments
     (streamed,) = final.output
     assert streamed.type == "function_call" and streamed.arguments == item.arguments
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):

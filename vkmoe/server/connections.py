@@ -1,0 +1,154 @@
+"""Bounds what connections may cost: how long a request takes to arrive, and how many there are.
+
+It owns one connection and the choice of the one that makes room for another. It does not own the
+listening socket (serving.py), nor how large a request may be (guard.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Collection
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import ip_network
+from typing import Any, Literal
+
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from vkmoe.server.errors import ApiError, unavailable
+from vkmoe.server.guard import error_response
+
+__all__ = ["TOO_MANY", "Connection", "Limits", "crowd", "make_room", "raw_answer"]
+
+TOO_MANY = "there are too many connections"
+_MOST = 512  # connections
+
+
+def _most_connections() -> int:
+    """Return half of the handles that this process may have: the model needs some too."""
+    n_handles = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST if n_handles == resource.RLIM_INFINITY else min(_MOST, n_handles // 2)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Says how many seconds the parts of a request may take, and how many connections there are.
+
+    `n_of_address` is for one IPv4 address, or one IPv6 network of 64 bits, which one host may own.
+    """
+
+    head_s: float = 10.0
+    body_s: float = 120.0
+    n_connections: int = 0
+    n_of_address: int = 0
+
+    @classmethod
+    def of_process(cls) -> Limits:
+        """Return what fits the number of files that this process may open."""
+        n_connections = _most_connections()
+        return cls(n_connections=n_connections, n_of_address=n_connections // 2)
+
+
+class Connection(H11Protocol):
+    """Speaks HTTP with one client, which is given up when its request takes too long to arrive."""
+
+    def __init__(
+        self, limits: Limits, host: str, config: Config, state: ServerState, app_state: Any
+    ) -> None:
+        """Begin with nothing received. `host` is the client's address."""
+        super().__init__(config, state, app_state)
+        self.network = _network(host)
+        self.since = self.loop.time()  # when it began to wait for what it waits for now
+        self._limits = limits
+        self._part: tuple[object, str | None] = (None, None)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def awaits(self) -> Literal["head", "body"] | None:
+        """Return the part of a request that has not arrived; None while one is being answered."""
+        if self.cycle is None or self.cycle.response_complete:
+            return "head"
+        return "body" if self.cycle.more_body else None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """Read more of a request."""
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        super().on_response_complete()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client."""
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def give_up(self, error: ApiError) -> None:
+        """Close the connection; a client that sends a body is told why."""
+        if self.awaits == "body" and not self.cycle.response_started:
+            self.transport.write(raw_answer(error, self.scope["path"]))
+        self.transport.abort()
+
+    def _look(self) -> None:
+        """Begin to count the time of a part of a request if another one is awaited than before."""
+        if self._part == (self.cycle, self.awaits):
+            return
+        self._part, self.since = (self.cycle, self.awaits), self.loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.awaits is not None and not self.transport.is_closing():
+            seconds = self._limits.head_s if self.awaits == "head" else self._limits.body_s
+            error = ApiError(408, f"the {self.awaits} of the request took over {seconds:g} seconds")
+            self._timer = self.loop.call_later(seconds, self.give_up, error)
+
+
+def crowd(connections: Collection[Connection], host: str, limits: Limits) -> list[Connection]:
+    """List the connections of which one must end before another client at `host` may connect."""
+    network = _network(host)
+    near = [each for each in connections if each.network == network]
+    if len(near) >= limits.n_of_address:
+        return near
+    return list(connections) if len(connections) >= limits.n_connections else []
+
+
+def make_room(connections: Collection[Connection]) -> bool:
+    """Give up the connection that has waited longest for a request.
+
+    Returns whether there is one: there is none where all of them are being answered.
+    """
+    waiting = [each for each in connections if each.awaits is not None]
+    if waiting:
+        oldest = min(waiting, key=lambda each: each.since)
+        oldest.give_up(unavailable(TOO_MANY))
+    return bool(waiting)
+
+
+def raw_answer(error: ApiError, path: str) -> bytes:
+    """Write a whole answer that ends its connection, for a request with this path."""
+    answer = error_response(error, path)
+    lines = [
+        f"HTTP/1.1 {answer.status_code} {HTTPStatus(answer.status_code).phrase}".encode(),
+        *(name + b": " + value for name, value in answer.raw_headers),
+        b"connection: close",
+        b"",
+        bytes(answer.body),
+    ]
+    return b"\r\n".join(lines)
+
+
+def _network(host: str) -> str:
+    if ":" not in host or "." in host:  # of IPv4, also as part of IPv6
+        return host
+    return str(ip_network((host.partition("%")[0], 64), strict=False))
