@@ -130,6 +130,40 @@ def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(server: Se
             assert error["n_ctx"] == 256 < error["n_prompt_tokens"]
 
 
+LONG = "word " * 100_000
+SAID = [{"role": "user", "content": [{"type": "text", "text": LONG}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT, {"prompt": LONG}),
+        (TEXT, {"prompt": ["a", LONG]}),
+        (CHAT, {"messages": SAID}),
+        ("/v1/responses", {"input": LONG}),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": SAID}),
+        ("/tokenize", {"content": LONG}),
+    ],
+    ids=map(str, range(7)),
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    server: Served, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes say so: no token has more than the longest one."""
+    tokenizer = server.engine.llm.tokenizer
+    encoded: list[str] = []
+    encode = tokenizer.encode
+
+    def noting(text: str, *more: Any, **options: Any) -> list[int]:
+        encoded.append(text)
+        return encode(text, *more, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", noting)
+    error = error_of(server.post(path, body), 400)
+    assert "at least" in error["message"] and not any(len(text) > 9 for text in encoded)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

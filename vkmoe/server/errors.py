@@ -75,11 +75,12 @@ class ApiError(Exception):
         return {"X-Should-Retry": "false"} if self.status >= 500 else {}
 
 
-def context_exceeded(n_prompt_tokens: int, n_ctx: int) -> ApiError:
-    """Say that a prompt does not fit, as llama-server does."""
+def context_exceeded(n_prompt_tokens: int, n_ctx: int, is_least: bool = False) -> ApiError:
+    """Say that a prompt does not fit, as llama-server does; `is_least`: it may have more tokens."""
+    number = f"{'at least ' * is_least}{n_prompt_tokens}"
     return ApiError(
         400,
-        f"the prompt has {n_prompt_tokens} tokens, the context holds {n_ctx}: shorten it, or "
+        f"the prompt has {number} tokens, the context holds {n_ctx}: shorten it, or "
         "start the server with a larger --ctx-size",
         kind="exceed_context_size_error",
         code="context_length_exceeded",

@@ -44,7 +44,8 @@ Result = TypeVar("Result")
 _JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 10.0  # seconds of silence until a stream has a sign of life
 MOST_PROMPTS = 64  # of a request
-_FORM_THREADS = 2
+LONG_TEXT = 1 << 16  # characters from which encoding takes long
+_LONG_THREADS = 2
 
 
 class Views:
@@ -72,23 +73,34 @@ class Service:
 
     def __post_init__(self) -> None:
         self.metrics, self.views = Metrics(self.engine), Views()
-        self._for_forms = ThreadPoolExecutor(_FORM_THREADS, thread_name_prefix="forms")
+        self._for_long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long")
 
-    async def off_loop(self, work: Callable[[], Result], is_form: bool = False) -> Result:
+    async def off_loop(self, work: Callable[[], Result], is_long: bool = False) -> Result:
         """Do what may take long on another thread. Raises ApiError for a VkmoeError.
 
-        Compiling the form of a reply may take seconds: it has threads of its own, so that what
-        other requests need done does not wait for it.
+        Compiling the form of a reply or encoding a long text may take seconds: `is_long` has
+        threads of its own, so that what other requests need done does not wait for it.
         """
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._for_forms if is_form else None, work)
+            return await loop.run_in_executor(self._for_long if is_long else None, work)
         except VkmoeError as error:
             raise api_error(error) from error
 
-    async def prompt(self, llm: LLM, encode: Callable[[], Sequence[int]]) -> Sequence[int]:
-        """Encode a prompt. Raises ApiError for one that cannot be encoded, or does not fit."""
-        return self.fitting(llm, await self.off_loop(encode))
+    async def encode(self, llm: LLM, text: str, add_special: bool = True) -> list[int]:
+        """Encode a text on another thread.
+
+        Raises ApiError for one that cannot be encoded, or cannot fit whatever its tokens are.
+        """
+        self.check_length(llm, text)
+        is_long = len(text) > LONG_TEXT
+        return await self.off_loop(lambda: llm.tokenizer.encode(text, add_special), is_long)
+
+    def check_length(self, llm: LLM, text: str) -> None:
+        """Refuse a text that cannot fit in the context, before it is encoded. Raises ApiError."""
+        n_tokens = llm.tokenizer.least_tokens(text)
+        if n_tokens > llm.engine.ctx_size:
+            raise context_exceeded(n_tokens, llm.engine.ctx_size, is_least=True)
 
     def fitting(self, llm: LLM, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens of a prompt. Raises ApiError for more than fit."""

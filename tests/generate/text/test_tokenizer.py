@@ -47,6 +47,37 @@ def test_the_large_vocabulary_opens_in_little_memory(shared: Path) -> None:
     assert float(run.stdout) < 100  # MiB
 
 
+_ENCODE = """
+from vkmoe.generate.text.tokenizer import Tokenizer
+from vkmoe.gguf_file import open_gguf
+from vkmoe.llm import demo_model_path
+def peak():
+    return 1024 * int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])
+with open_gguf(demo_model_path()) as file:
+    tokenizer = Tokenizer.from_file(file)
+text = ''.join(f'Text {i} has many words, and the words are many.\\n' for i in range(100_000))
+start = text[:200_000]
+assert tokenizer.decode(tokenizer.encode(start, add_special=False)) == start
+before = peak()
+ids = tokenizer.encode(text)
+print((peak() - before) / len(text))
+"""
+
+
+def test_a_long_text_takes_memory_for_its_tokens_alone() -> None:
+    """Not for what the package of tokenizers knows of each: 200 bytes for each of the text's."""
+    command = [sys.executable, "-c", _ENCODE]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 10
+
+
+def test_a_text_that_cannot_be_cut_is_refused_if_it_is_long() -> None:
+    tokenizer = tiny()
+    assert tokenizer.encode("he" * 50_000) == [HE] * 50_000
+    with pytest.raises(PromptError, match="characters in a row"):
+        tokenizer.encode("he" * 200_000)
+
+
 def test_words_merge_and_spaces_count() -> None:
     assert tiny().encode("hell he") == [HELL, 0x20, HE]
     assert tiny().encode("h e") == [*b"h e"]

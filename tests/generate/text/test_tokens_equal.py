@@ -93,6 +93,33 @@ def test_difficult_strings_become_what_llama_cpp_makes_of_them(
 
 
 @pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
+def test_a_text_becomes_the_same_where_it_may_be_cut(name: str, subject: Tokenizer) -> None:
+    """So that long ones are encoded in pieces: difficult strings in random order."""
+    codec, draw = subject._codec, random.Random(5)  # cuts are not what callers see
+    strings = [raw.encode("latin-1").decode(errors="replace") for raw in golden("strings")]
+    n_cuts = 0
+    for _ in range(60):
+        text = "".join(draw.choices(strings, k=4))[:600].replace(
+            " ", "▁" if name in SENTENCEPIECE else " "
+        )
+        whole, place = codec.encode_piece(text), 1
+        while (place := codec.find_cut(text, place, len(text)) or 0) > 0:
+            parts = codec.encode_piece(text[:place]) + codec.encode_piece(text[place:])
+            assert parts == whole, (text[:place], text[place:])
+            place, n_cuts = place + 1, n_cuts + 1
+    assert n_cuts > 300
+
+
+@pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
+def test_a_text_has_no_fewer_tokens_than_its_bytes_say(name: str, subject: Tokenizer) -> None:
+    for raw in golden("strings") + golden(name)["special"]:
+        text = raw.encode("latin-1").decode(errors="replace")
+        for each in (text, text + " " * 400):
+            least, n_tokens = subject.least_tokens(each), len(subject.encode(each, False))
+            assert least <= n_tokens and bool(least) >= bool(each.strip())
+
+
+@pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
 def test_how_a_text_begins_and_what_ends_one(name: str, subject: Tokenizer) -> None:
     expected = golden(name)
     assert subject.encode("Hello") == expected["started"]

@@ -8,6 +8,7 @@ symbols. It does not own special tokens (tokenizer.py) or the vocabulary (vocabu
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from vkmoe.errors import PromptError
+from vkmoe.generate.text.pieces import pieces
 
 __all__ = ["PRE_TOKENIZERS", "ByteLevelCodec", "PreTokenizerSpec", "byte_alphabet"]
 
@@ -59,6 +61,14 @@ _DEEPSEEK3 = (
     r"[!-/:-~&&[^A-Za-z]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     + _BLANKS
 )
+# Where words end in each of these kinds: no match of any pattern has such a character before the
+# other. What no pattern matches stays together: in some kinds a sign and the blank behind it.
+_CUT = (
+    r"(?=[\0-\uFFFF])[^\W_](?=\n)|[A-Za-z0-9](?=[!-&(-/:-@\[-`{-~])|[A-Za-z](?=[0-9])"
+    r"|[0-9](?=[A-Za-z])|[\u4E00-\u9FA5](?=[\u3002\uFF0C])"
+)
+_CUT_AT_BLANKS = rf"{_CUT}|\S(?= )"
+_CUT_AT_WORDS = rf"{_CUT}|\S(?= [A-Za-z])|[A-Za-z0-9\u4E00-\u9FA5](?= )"
 _LLAMA3 = _words(r"\p{L}", r"\p{N}{1,3}", r"\p{L}\p{N}")
 
 
@@ -83,6 +93,11 @@ class PreTokenizerSpec:
         ]
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         return pre_tokenizers.Sequence(steps)
+
+    def cuts(self) -> re.Pattern[str]:
+        """Match characters behind which a text may be cut: both parts become what they were."""
+        has_blanks = any(pattern.endswith(r"|\s+") for pattern in self.patterns)
+        return re.compile(_CUT_AT_BLANKS if has_blanks else _CUT_AT_WORDS)
 
 
 _KINDS = (
@@ -159,22 +174,33 @@ class ByteLevelCodec:
     ) -> None:
         self._backend = Backend(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
         self._backend.pre_tokenizer = pre.pre_tokenizer()
+        self._cuts = pre.cuts()
+        self._numbers = tuple(range(len(ids)))  # one object for each id, not for each token
         # Bytes without a token of their own: the package would drop them silently.
         self._absent_bytes = {byte for char, byte in byte_alphabet().items() if char not in ids}
 
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Return the token ids of `text`, a piece between special tokens.
 
-        Raises PromptError for bytes the vocabulary cannot spell.
+        Raises PromptError for bytes the vocabulary cannot spell, and for text without words.
         """
-        if absent := self._absent_bytes.intersection(text.encode()):
+        return [i for piece in pieces(text, self.find_cut) for i in self.encode_piece(piece)]
+
+    def encode_piece(self, text: str) -> list[int]:
+        """Return the token ids of a text that is not cut. Raises as `encode` does."""
+        if absent := self._absent_bytes and self._absent_bytes.intersection(text.encode()):
             raise PromptError(
                 f"the model's vocabulary has no token for byte 0x{min(absent):02x} of the prompt",
                 "leave that character out: this model cannot read it",
             )
         # As a batch: only then does the package let other threads of Python go on.
-        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
-        return ids
+        found = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [self._numbers[i] for i in found]
+
+    def find_cut(self, text: str, first: int, last: int) -> int | None:
+        """Return the first place between two words in text[first:last]; None: there is none."""
+        found = self._cuts.search(text, first, last)
+        return found.end() if found else None
 
     def token_bytes(self, text: str) -> bytes:
         """Return the bytes that a token with this text stands for."""

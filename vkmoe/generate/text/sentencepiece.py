@@ -11,11 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
+from vkmoe.generate.text.pieces import pieces
 from vkmoe.generate.text.vocabulary import Vocabulary
 
 __all__ = ["SentencePieceCodec"]
@@ -32,10 +34,13 @@ class SentencePieceCodec:
         self._ids = vocabulary.ids
         self._byte_ids = vocabulary.byte_ids
         self._costs: list[float] = (-vocabulary.scores).tolist()
+        # Neighbours within tokens: two characters that are never such are never merged.
+        self._pairs = {pair for text in vocabulary.tokens for pair in map("".join, pairwise(text))}
         # A merge needs an id for each character of a token: those without get one after the others.
         chars = sorted({char for text in vocabulary.tokens for char in text} - self._ids.keys())
         added = {char: len(self._ids) + i for i, char in enumerate(chars)}
-        self._spelled = {i: self._spell(char) for char, i in added.items()}
+        # The ids for each id of the package: one object for each, not for each token of a text.
+        self._spelled = [*((i,) for i in range(len(self._ids))), *map(self._spell, chars)]
         ids = self._ids | added
         pairs = _merges(vocabulary, ids)
         self.has_equal_scores = _have_equal_scores(pairs, vocabulary)
@@ -43,14 +48,25 @@ class SentencePieceCodec:
         self._backend = Backend(models.BPE(vocab=ids, merges=merges, byte_fallback=True))
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Return the token ids of `text`, a piece between special tokens or at the start."""
+        """Return the token ids of `text`, a piece between special tokens or at the start.
+
+        Raises PromptError for text that can be cut nowhere.
+        """
         prefix = _BLANK if after_special and self._adds_space else ""
         spelled = prefix + text.replace(" ", _BLANK)
+        return [i for piece in pieces(spelled, self.find_cut) for i in self.encode_piece(piece)]
+
+    def encode_piece(self, spelled: str) -> list[int]:
+        """Return the token ids of text whose blanks are spelled already, and which is not cut."""
         if self.has_equal_scores:
             return self.encode_plainly(spelled)
         # As a batch: only then does the package let other threads of Python go on.
-        found = self._backend.encode_batch([spelled], add_special_tokens=False)[0].ids
-        return [i for token in found for i in self._spelled.get(token, (token,))]
+        found = self._backend.encode_batch_fast([spelled], add_special_tokens=False)[0].ids
+        return [i for token in found for i in self._spelled[token]]
+
+    def find_cut(self, text: str, first: int, last: int) -> int | None:
+        """Return the first place where no token can lie across; None: there is none."""
+        return next((i for i in range(first, last) if text[i - 1 : i + 1] not in self._pairs), None)
 
     def encode_plainly(self, spelled: str) -> list[int]:
         """Return the token ids of text whose blanks are spelled already, without the package."""
@@ -65,8 +81,8 @@ class SentencePieceCodec:
         byte = _BYTE_TOKEN.fullmatch(text)
         return bytes.fromhex(byte[1]) if byte else text.replace(_BLANK, " ").encode()
 
-    def _spell(self, char: str) -> list[int]:
-        return [self._byte_ids[byte] for byte in char.encode()]
+    def _spell(self, char: str) -> tuple[int, ...]:
+        return tuple(self._byte_ids[byte] for byte in char.encode())
 
 
 def _merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -18,6 +18,8 @@ from vkmoe.gguf_file import GgufFile
 
 __all__ = ["StreamDetokenizer", "Tokenizer"]
 
+_SWALLOWED = " \t\n\v\f\r"  # by some special tokens in front of them
+
 
 class Tokenizer:
     """Turns text into token ids and back, by byte-level BPE or SentencePiece.
@@ -63,7 +65,7 @@ class Tokenizer:
 
         `add_special` adds BOS and EOS where the model wants them, never a second one next to one
         the text spells out. With `parse_special` false, control tokens in the text are plain text.
-        Raises PromptError for text that the vocabulary cannot spell.
+        Raises PromptError for text that the vocabulary cannot spell, or that can be cut nowhere.
         """
         text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         ids: list[int] = []
@@ -79,6 +81,22 @@ class Tokenizer:
         if add_special and ids[-1:] != self._added_last:
             ids = ids + self._added_last
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that `text` has at least, without encoding it."""
+        n_bytes = len(text.encode("utf-8", "surrogatepass"))
+        if self._swallowing:
+            n_bytes -= sum(map(text.count, _SWALLOWED))
+        return -(-n_bytes // self._longest)
+
+    @cached_property
+    def _longest(self) -> int:
+        """The bytes of the longest token; none has more than its spelling in the vocabulary."""
+        longest = 1
+        for i, text in enumerate(self._tokens):
+            if len(text.encode()) > longest:
+                longest = max(longest, len(self.token_bytes(i, after_special=False)))
+        return longest
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the token ids of `text` where it stands amid a text and has no special tokens.
@@ -145,7 +163,7 @@ class Tokenizer:
             return [part]
         first, *others = part.split(self._tokens[token_id])
         if token_id in self._swallowing:
-            others = [text.lstrip(" \t\n\v\f\r") for text in others]
+            others = [text.lstrip(_SWALLOWED) for text in others]
         return [first, *(piece for text in others for piece in (token_id, text))]
 
 

@@ -53,15 +53,18 @@ async def complete(service: Service, request: HttpRequest) -> Response:
     asked = await read_body(request, CompletionFields)
     llm, given = service.engine.llm, _prompts(asked)
     service.check_number(len(given), asked)
-    prompts = [await service.prompt(llm, partial(_encoded, llm, prompt)) for prompt in given]
+    for prompt in given:
+        if isinstance(prompt, str):
+            service.check_length(llm, prompt)
+    prompts = [service.fitting(llm, await _encoded(service, llm, prompt)) for prompt in given]
     more: dict[str, Any] = {
         "n_logprobs": asked.logprobs,
         "with_routing": bool(asked.return_routed_experts),
+        "scores_prompt": bool(asked.echo) and asked.logprobs is not None,
     }
-    more["scores_prompt"] = bool(asked.echo) and asked.logprobs is not None
     if (form := asked.form()) is not None:
         constrain = partial(form.constraint, llm.constraints)
-        more["constraint"] = await service.off_loop(constrain, is_form=True)
+        more["constraint"] = await service.off_loop(constrain, is_long=True)
     requests = service.requests(llm, prompts, asked, **more)
     shown = zip(given, prompts, strict=True)
     echoed = [_echo(llm, *each) if asked.echo else "" for each in shown]
@@ -85,8 +88,8 @@ def _prompts(asked: CompletionFields) -> list[str | Tokens]:
     return list(prompt)
 
 
-def _encoded(llm: LLM, prompt: str | Tokens) -> Sequence[int]:
-    return llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+async def _encoded(service: Service, llm: LLM, prompt: str | Tokens) -> Sequence[int]:
+    return await service.encode(llm, prompt) if isinstance(prompt, str) else prompt
 
 
 def _echo(llm: LLM, given: str | Tokens, tokens: Sequence[int]) -> str:

@@ -68,17 +68,25 @@ class Conversation:
     def _marked_last(self) -> dict[str, Any]:
         """Return the last message with a mark behind its text. Raises PromptError."""
         last = self.messages[-1]
-        parts = last["content"] if isinstance(last["content"], list) else [last["content"]]
-        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-        text = "".join(each for each in texts if isinstance(each, str))
+        text = "".join(_texts(last["content"]))
         if last["role"] != "assistant" or not text:
             raise _cannot_go_on("the last message is no text of the assistant")
         return {**last, "content": text + _MARK}
 
-    def tokens(self, llm: LLM, prompt: str) -> list[int]:
-        """Return the tokens of the prompt. Raises VkmoeError."""
+    async def tokens(self, service: Service, llm: LLM, prompt: str) -> list[int]:
+        """Return the tokens of the prompt. Raises ApiError."""
         # A model without a template of its own has none that begins the text as it wants.
-        return llm.tokenizer.encode(prompt, add_special=not llm.has_chat_template)
+        return await service.encode(llm, prompt, add_special=not llm.has_chat_template)
+
+    def check_length(self, service: Service, llm: LLM) -> None:
+        """Refuse what cannot fit before the template is rendered. Raises ApiError.
+
+        Thoughts of the model may be left out; the rest is in the prompt, but for blanks around it.
+        """
+        for message in self.messages:
+            if message["role"] != "assistant":
+                for text in _texts(message["content"]):
+                    service.check_length(llm, text.strip())
 
     @property
     def must_call(self) -> bool:
@@ -130,6 +138,14 @@ def _cannot_go_on(reason: str) -> PromptError:
     return PromptError(
         f"{reason}, so that a reply cannot go on with it", "leave continue_final_message out"
     )
+
+
+def _texts(content: str | list[Any]) -> list[str]:
+    """List the texts of a message's content, which may be a text, or parts that have one."""
+    if isinstance(content, str):
+        return [content]
+    found = [part.get("text") if isinstance(part, dict) else part for part in content]
+    return [text for text in found if isinstance(text, str)]
 
 
 def _name(tool: dict[str, Any]) -> str:
@@ -184,15 +200,15 @@ async def begin(
     """Let the replies to a conversation begin. Raises ApiError where they cannot."""
     llm = service.engine.llm
 
-    def prepare() -> tuple[list[int], ToolFamily, bool]:
-        text, family = conversation.prompt(service, llm), service.family(llm)
-        return conversation.tokens(llm, text), family, family.begins_in_thought(text)
-
-    ids, family, in_thought = await service.off_loop(prepare)
-    prompt, constraint = service.fitting(llm, ids), None
+    conversation.check_length(service, llm)
+    text, family = await service.off_loop(
+        lambda: (conversation.prompt(service, llm), service.family(llm))
+    )
+    prompt = service.fitting(llm, await conversation.tokens(service, llm, text))
+    in_thought, constraint = family.begins_in_thought(text), None
     if conversation.has_form:
         constraint = await service.off_loop(
-            partial(conversation.constraint, llm, family, in_thought), is_form=True
+            partial(conversation.constraint, llm, family, in_thought), is_long=True
         )
     more = {"n_logprobs": n_logprobs, "constraint": constraint, "shown": family.shown}
     requests: Sequence[Request] = service.requests(

@@ -22,7 +22,7 @@ from vkmoe.server.api.shapes import (
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, read_body
 from vkmoe.server.openapi import described
-from vkmoe.server.service import Service
+from vkmoe.server.service import LONG_TEXT, Service
 from vkmoe.server.sse import json_bytes
 
 __all__ = [
@@ -94,7 +94,9 @@ async def one_model(service: Service, request: HttpRequest) -> Response:
 @described(TokensShape, body=_Text)
 async def tokenize(service: Service, request: HttpRequest) -> Response:
     """Turn a text into token ids."""
-    asked, tokenizer = await read_body(request, _Text), service.engine.llm.tokenizer
+    asked, llm = await read_body(request, _Text), service.engine.llm
+    tokenizer = llm.tokenizer
+    service.check_length(llm, asked.content)
 
     def tokens() -> list[int] | list[dict[str, Any]]:
         ids = tokenizer.encode(asked.content, asked.add_special, asked.parse_special)
@@ -104,7 +106,8 @@ async def tokenize(service: Service, request: HttpRequest) -> Response:
         texts = [piece.decode("utf-8", "replace") for piece in pieces]
         return [{"id": i, "piece": text} for i, text in zip(ids, texts, strict=True)]
 
-    return _json({"tokens": await service.off_loop(tokens)})
+    is_long = len(asked.content) > LONG_TEXT
+    return _json({"tokens": await service.off_loop(tokens, is_long)})
 
 
 @described(TextShape, body=_Tokens)

@@ -155,8 +155,9 @@ async def count_tokens(service: Service, request: HttpRequest) -> Response:
     """Count the tokens that a conversation has as a prompt."""
     asked = await read_body(request, _CountFields)
     llm, conversation = service.engine.llm, asked.conversation()
+    conversation.check_length(service, llm)
     prompt = await service.off_loop(lambda: conversation.prompt(service, llm))
-    ids = await service.off_loop(lambda: conversation.tokens(llm, prompt))
+    ids = await conversation.tokens(service, llm, prompt)
     return Response(json_bytes({"input_tokens": len(ids)}), media_type="application/json")
 
 
