@@ -59,10 +59,10 @@ class _Notes(logging.Handler):
 
 
 @contextmanager
-def log_as_notes(quiet: bool) -> Iterator[None]:
-    """Show what vkmoe logs; with `quiet` the errors alone."""
+def log_as_notes(quiet: bool, least: int = logging.INFO) -> Iterator[None]:
+    """Show what vkmoe logs from the level `least` on; with `quiet` the errors alone."""
     log = logging.getLogger("vkmoe")
-    handler = _Notes(logging.ERROR if quiet else logging.INFO)
+    handler = _Notes(logging.ERROR if quiet else least)
     level = log.level
     log.setLevel(logging.INFO)
     log.addHandler(handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vkmoe.placement.placer import Progress
 
 __all__ = ["serve"]
+
+LogLevel = Literal["error", "warning", "info"]
 
 
 @config_options
@@ -62,6 +64,14 @@ def serve(
             help="Seconds until a reply is ended; 0: never.",
         ),
     ] = 600.0,
+    log_level: Annotated[
+        LogLevel,
+        option(
+            "--log-level",
+            kind=LogLevel,
+            help="What the log says; info: also a line for each request, without its texts.",
+        ),
+    ] = "info",
     sampling: SamplingConfig,
     engine: EngineConfig,
     quiet: Quiet = False,
@@ -87,7 +97,7 @@ def serve(
     keys = [key.strip() for key in (api_key or "").split(",") if key.strip()]
     if host not in ("127.0.0.1", "localhost", "::1") and not keys and not quiet:
         note("whatever reaches this address may use the model: --api-key asks for a key")
-    with log_as_notes(quiet):
+    with log_as_notes(quiet, logging.getLevelNamesMapping()[log_level.upper()]):
         thread = EngineThread(lambda: _load(chosen, engine, quiet, thread.loaded), max_queue)
         name = alias or (Path(chosen).stem if chosen is not None else "demo")
         service = Service(thread, name, sampling, timeout or None)

@@ -27,6 +27,7 @@ from vkmoe.server.guard import Guard, error_response
 from vkmoe.server.openapi import JSON, described, document
 from vkmoe.server.page_files import PageFile, answer_file, read_page
 from vkmoe.server.replies import ClientGone
+from vkmoe.server.request_log import RequestLog
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
 
@@ -118,7 +119,7 @@ def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIA
         },
         lifespan=lifespan,
     )
-    return Guard(app, host, api_keys, OPEN_PATHS)
+    return RequestLog(Guard(app, host, api_keys, OPEN_PATHS))
 
 
 def _endpoint(service: Service, answer: Answer) -> Callable[[Request], Awaitable[Response]]:

@@ -95,7 +95,7 @@ class Connection(H11Protocol):
             self._timer.cancel()
 
     def give_up(self, error: ApiError) -> None:
-        """Close the connection; a client that sends a body is told why."""
+        """Close the connection, with a reason for a client that sends a body."""
         if self.awaits == "body" and not self.cycle.response_started:
             self.transport.write(raw_answer(error, self.scope["path"]))
         self.transport.abort()

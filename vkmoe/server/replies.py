@@ -48,7 +48,8 @@ class Reply:
         """
         self._engine, self._metrics, self._changed = engine, metrics, asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._last = loop.time()  # when it began, or its last token came
+        self.last_at = loop.time()  # when it began, or its last token came
+        self.first_at: float | None = None  # when its first token came
         self._deadline = None if timeout is None else loop.time() + timeout
         self._loop = loop
 
@@ -102,11 +103,12 @@ class Reply:
         """Note how long the tokens took that came since the last call."""
         now, n_new = self._loop.time(), self.generation.n_generated - self._n_tokens
         if n_new and not self._n_tokens:
-            self._metrics.first_token(now - self._last)
+            self.first_at = now
+            self._metrics.first_token(now - self.last_at)
         elif n_new:
-            self._metrics.next_tokens(n_new, now - self._last)
+            self._metrics.next_tokens(n_new, now - self.last_at)
         if n_new:
-            self._n_tokens, self._last = self._n_tokens + n_new, now
+            self._n_tokens, self.last_at = self._n_tokens + n_new, now
 
     def cancel(self) -> None:
         """Let it end where it is, unless it has ended."""
@@ -125,8 +127,10 @@ async def until_gone(
 ) -> Result:
     """Do some work while the client waits for it. Raises ClientGone, with the work cancelled.
 
-    When it ends, however that comes about, `replies` are cancelled.
+    When it ends, however that comes about, `replies` are cancelled. The log of requests finds
+    them in the request's state.
     """
+    request.state.replies = replies
     doing = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(request.receive))
     try:

@@ -163,7 +163,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody connect any more, and replies end."""
+        """Take no more clients, and let replies end."""
         self._engine.end()
         for task in self._accepting:
             task.cancel()

@@ -91,7 +91,7 @@ class Tokenizer:
 
     @cached_property
     def _longest(self) -> int:
-        """The bytes of the longest token; none has more than its spelling in the vocabulary."""
+        """Count the bytes of the longest token; none has more than its spelling does."""
         longest = 1
         for i, text in enumerate(self._tokens):
             if len(text.encode()) > longest:
