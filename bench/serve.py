@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -139,17 +140,23 @@ def _served(options: argparse.Namespace) -> Iterator[Served]:
     """Serve the model at a free port. Raises VkmoeError where it cannot be loaded."""
     config = EngineConfig(options.device, CONTEXT, parallel=2)
     engine = EngineThread(lambda: LLM(options.model, config), max_queue=64)
-    app = make_app(Service(engine, "bench", SamplingConfig()), HOST)
     listening = bind(HOST, 0)
-    server = Server(app, engine)
-    thread = threading.Thread(target=server.run, args=([listening],))
+    with running(engine, [listening]):
+        yield Served(engine, listening.getsockname()[1], options.tokens)
+
+
+@contextmanager
+def running(engine: EngineThread, listening: list[socket.socket]) -> Iterator[None]:
+    """Serve at these sockets, with the model loaded. Raises VkmoeError where it cannot be."""
+    server = Server(make_app(Service(engine, "bench", SamplingConfig()), HOST), engine)
+    thread = threading.Thread(target=server.run, args=(listening,))
     thread.start()
     try:
         while engine.state == "loading":
             time.sleep(0.05)
         if engine.error is not None:
             raise engine.error
-        yield Served(engine, listening.getsockname()[1], options.tokens)
+        yield
     finally:
         server.should_exit = True
         thread.join()

@@ -183,6 +183,11 @@ def test_replies() -> None:
     assert results["ratios"] == {}
 
 
+def test_requests() -> None:
+    found = document("requests", "--device", "cpu")["results"]
+    assert positive(found["rows"]) and len(found["rows"]) == 10
+
+
 def test_replies_refuses_numbers_that_are_none() -> None:
     done = run("replies", "--together", "2,0")
     assert done.returncode == 2 and "from 1 on" in done.stderr
