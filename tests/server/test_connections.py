@@ -147,10 +147,10 @@ def test_without_handles_it_waits_and_says_so_once(caplog: pytest.LogCaptureFixt
                 each.settimeout(30)
                 each.connect(place_of(server))
                 each.sendall(HEALTH)
+            clients[-1].settimeout(1)
             with pytest.raises(TimeoutError):
-                clients[0].settimeout(1)
-                clients[0].recv(1)
-        clients[0].settimeout(30)
+                clients[-1].recv(1)
+        clients[-1].settimeout(30)
         for each in clients:
             assert each.recv(12) == b"HTTP/1.1 200"
             each.close()

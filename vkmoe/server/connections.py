@@ -27,29 +27,24 @@ TOO_MANY = "there are too many connections"
 _MOST = 512  # connections
 
 
-def _most_connections() -> int:
-    """Return half of the handles that this process may have: the model needs some too."""
-    n_handles = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST if n_handles == resource.RLIM_INFINITY else min(_MOST, n_handles // 2)
-
-
 @dataclass(frozen=True)
 class Limits:
-    """Says how many seconds the parts of a request may take, and how many connections there are.
+    """Says how many connections there are at most, and how many seconds a request may take to come.
 
     `n_of_address` is for one IPv4 address, or one IPv6 network of 64 bits, which one host may own.
     """
 
+    n_connections: int
+    n_of_address: int
     head_s: float = 10.0
     body_s: float = 120.0
-    n_connections: int = 0
-    n_of_address: int = 0
 
     @classmethod
     def of_process(cls) -> Limits:
-        """Return what fits the number of files that this process may open."""
-        n_connections = _most_connections()
-        return cls(n_connections=n_connections, n_of_address=n_connections // 2)
+        """Leave half of the files that this process may open to the model."""
+        n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        n = _MOST if n_files == resource.RLIM_INFINITY else min(_MOST, n_files // 2)
+        return cls(n_connections=n, n_of_address=n // 2)
 
 
 class Connection(H11Protocol):

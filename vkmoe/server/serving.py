@@ -103,14 +103,12 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0)  # also where clients come faster than they are refused
             try:
                 connected, address = await asyncio.get_running_loop().sock_accept(listening)
+                await self._let_in(connected, address[0])
             except ConnectionError:  # the client has left
                 continue
             except OSError as error:
                 self._warn(f"clients cannot connect: {error.strerror}")
-                make_room(self._connections)
                 await asyncio.sleep(_BACK_OFF_S)
-                continue
-            await self._let_in(connected, address[0])
 
     async def _let_in(self, connected: socket.socket, host: str) -> None:
         """Speak with a client, unless there are too many that are being answered."""
