@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -12,8 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.conftest import Served, serving
+from vkmoe.server.guard import Guard
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -351,3 +354,39 @@ def test_many_wrong_items_cost_no_more_than_one(
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 40 * len(data) + (8 << 20)
+
+
+def test_bodies_that_are_not_answered_yet_have_a_limit_together() -> None:
+    """A client could fill the memory with many requests, each within its own limit."""
+    statuses: list[int] = []
+
+    async def request(guard: Guard, n_bytes: int) -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": bytes(n_bytes), "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        head = {"type": "http", "method": "POST", "path": "/", "headers": [(b"host", b"localhost")]}
+        await guard(head, receive, send)
+
+    async def together() -> None:
+        is_answered = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await is_answered.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        guard = Guard(app, "localhost", (), (), most_body=100, most_bodies=150)
+        first = asyncio.create_task(request(guard, 100))
+        await asyncio.sleep(0)
+        await request(guard, 100)
+        is_answered.set()
+        await first
+        await request(guard, 100)
+        await request(guard, 101)
+
+    asyncio.run(together())
+    assert statuses == [503, 200, 200, 413]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vkmoe.server.errors import ApiError
+from vkmoe.server.errors import ApiError, unavailable
 from vkmoe.server.sse import json_bytes
 
 __all__ = ["Guard", "error_response"]
@@ -23,6 +23,7 @@ __all__ = ["Guard", "error_response"]
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _METHODS = "GET, POST, PATCH, OPTIONS"
 _MOST_BODY = 32 << 20  # bytes
+_MOST_BODIES = 256 << 20  # bytes of all requests that have not been answered
 
 
 def error_response(error: ApiError, path: str) -> Response:
@@ -42,6 +43,7 @@ class Guard:
         api_keys: Iterable[str],
         open_paths: Iterable[str],
         most_body: int = _MOST_BODY,
+        most_bodies: int = _MOST_BODIES,
     ) -> None:
         """Guard `app`, served at `host`. Without keys, none is asked for.
 
@@ -50,6 +52,7 @@ class Guard:
         self._app, self._names = app, {*_LOCAL, host.lower()}
         self._keys = [key.encode() for key in api_keys]
         self._open, self._most_body = tuple(open_paths), most_body
+        self._most_bodies, self._n_held = most_bodies, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,7 +73,11 @@ class Guard:
                 if not (has_key or self._is_open(scope["path"])):
                     raise ApiError(401, "Invalid API Key", code="invalid_api_key")
                 self._check_length(headers)
-                await self._app(scope, self._limited(receive), _with_origin(send, origin))
+                body = _Body(receive, self._hold)
+                try:
+                    await self._app(scope, body.receive, _with_origin(send, origin))
+                finally:
+                    self._n_held -= body.n_bytes
                 return
         except ApiError as error:
             answer = error_response(error, scope["path"])
@@ -123,19 +130,29 @@ class Guard:
     def _too_large(self) -> ApiError:
         return ApiError(413, f"a request may have {self._most_body >> 20} MiB at most")
 
-    def _limited(self, receive: Receive) -> Receive:
-        """Count the bytes of a body that comes without its length. Raises ApiError."""
-        n_bytes = 0
+    def _hold(self, n_more: int, n_bytes: int) -> None:
+        """Count `n_more` bytes of a body that has `n_bytes` with them. Raises ApiError. Mutates."""
+        self._n_held += n_more
+        if n_bytes > self._most_body:
+            raise self._too_large()
+        if self._n_held > self._most_bodies:
+            raise unavailable(f"unanswered requests have more than {self._most_bodies >> 20} MiB")
 
-        async def limited() -> Message:
-            nonlocal n_bytes
-            message = await receive()
-            n_bytes += len(message.get("body", b""))
-            if n_bytes > self._most_body:
-                raise self._too_large()
-            return message
 
-        return limited
+class _Body:
+    """Counts the bytes of a body while it arrives, with or without a length in its head."""
+
+    def __init__(self, receive: Receive, hold: Callable[[int, int], None]) -> None:
+        self.n_bytes = 0
+        self._receive, self._hold = receive, hold
+
+    async def receive(self) -> Message:
+        """Return the next message. Raises ApiError for too large a body, or too many."""
+        message = await self._receive()
+        n_more = len(message.get("body", b""))
+        self.n_bytes += n_more
+        self._hold(n_more, self.n_bytes)
+        return message
 
 
 def _with_origin(send: Send, origin: str | None) -> Send:
