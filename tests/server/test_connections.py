@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
@@ -64,7 +66,7 @@ def test_small_parts_are_sent_at_once() -> None:
 
 @pytest.fixture(scope="module")
 def hurried() -> Iterator[Served]:
-    limits = Limits(head_s=0.3, body_s=0.3, n_connections=20, n_of_address=20)
+    limits = Limits(head_s=0.3, body_s=0.3, answer_s=1, n_connections=20, n_of_address=20)
     with serving(limits=limits) as served:
         served.wait()
         yield served
@@ -81,6 +83,41 @@ def test_a_request_that_never_arrives_ends_its_connection(hurried: Served, part:
 def test_a_kept_connection_has_its_time_for_each_request(hurried: Served) -> None:
     with connected(hurried, HEALTH + HEALTH + HEAD[:20]) as connection:
         assert all_of(connection).count(b"HTTP/1.1 200") == 2
+
+
+def ask_for_much(server: Served, kept: str) -> tuple[socket.socket, int]:
+    """Ask for more bytes than the system holds for a client; return their number too."""
+    tokenizer = server.engine.llm.tokenizer
+    lengths = [len(tokenizer.token_bytes(i, False)) for i in range(tokenizer.n_vocab)]
+    body = json.dumps({"tokens": [lengths.index(max(lengths))] * 300_000}).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    connection.connect(place_of(server))
+    connection.settimeout(60)
+    head = f"POST /detokenize HTTP/1.1\r\nHost: localhost\r\nConnection: {kept}\r\n"
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += connection.recv(1)
+    return connection, int(answer.partition(b"content-length: ")[2].split()[0])
+
+
+def test_an_answer_that_is_taken_slowly_is_whole(hurried: Served) -> None:
+    """The time for the next request begins when the client has all of the answer."""
+    connection, n_bytes = ask_for_much(hurried, "keep-alive")
+    with connection:
+        threading.Event().wait(0.1)
+        for _ in range(100):
+            n_bytes -= len(connection.recv(1 << 16, socket.MSG_WAITALL))
+            threading.Event().wait(0.01)
+        assert len(all_of(connection)) == n_bytes
+
+
+def test_an_answer_that_is_not_taken_ends_its_connection(hurried: Served) -> None:
+    connection, n_bytes = ask_for_much(hurried, "close")
+    with connection:
+        threading.Event().wait(3)
+        assert len(all_of(connection)) < n_bytes
 
 
 @contextmanager

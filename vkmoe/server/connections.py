@@ -1,4 +1,4 @@
-"""Bounds what connections may cost: how long a request takes to arrive, and how many there are.
+"""Bounds what connections cost: how long requests and answers take to arrive, how many there are.
 
 It owns one connection and the choice of the one that makes room for another. It does not own the
 listening socket (serving.py), nor how large a request may be (guard.py).
@@ -32,12 +32,14 @@ class Limits:
     """Says how many connections there are at most, and how many seconds a request may take to come.
 
     `n_of_address` is for one IPv4 address, or one IPv6 network of 64 bits, which one host may own.
+    A client may take nothing of an answer for `answer_s` seconds.
     """
 
     n_connections: int
     n_of_address: int
     head_s: float = 10.0
     body_s: float = 120.0
+    answer_s: float = 120.0
 
     @classmethod
     def of_process(cls) -> Limits:
@@ -48,7 +50,10 @@ class Limits:
 
 
 class Connection(H11Protocol):
-    """Speaks HTTP with one client, which is given up when its request takes too long to arrive."""
+    """Speaks HTTP with one client, which is given up when it is too slow.
+
+    That is when its request takes too long to arrive, or when it takes nothing of an answer.
+    """
 
     def __init__(
         self, limits: Limits, host: str, config: Config, state: ServerState, app_state: Any
@@ -58,12 +63,14 @@ class Connection(H11Protocol):
         self.network = _network(host)
         self.since = self.loop.time()  # when it began to wait for what it waits for now
         self._limits = limits
-        self._part: tuple[object, str | None] = (None, None)
+        self._part: tuple[object, ...] = (None, None, None)
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def awaits(self) -> Literal["head", "body"] | None:
         """Return the part of a request that has not arrived; None while one is being answered."""
+        if self.transport.get_write_buffer_size():
+            return None
         if self.cycle is None or self.cycle.response_complete:
             return "head"
         return "body" if self.cycle.more_body else None
@@ -71,6 +78,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # writing pauses as soon as anything is left to send
         self._look()
 
     def data_received(self, data: bytes) -> None:
@@ -81,6 +89,16 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to take more of an answer."""
+        super().pause_writing()
+        self._look()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has taken all that was written."""
+        super().resume_writing()
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -96,17 +114,35 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _look(self) -> None:
-        """Begin to count the time of a part of a request if another one is awaited than before."""
-        if self._part == (self.cycle, self.awaits):
+        """Begin to count the time of a part if the client is waited for in another way."""
+        part = (self.cycle, self.awaits, self.transport.get_write_buffer_size() > 0)
+        if self._part == part:
             return
-        self._part, self.since = (self.cycle, self.awaits), self.loop.time()
+        self._part, self.since = part, self.loop.time()
+        self._count_time()
+
+    def _count_time(self) -> None:
+        """Give the client some time for what is waited for now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.awaits is not None and not self.transport.is_closing():
+        n_unsent = self.transport.get_write_buffer_size()
+        if n_unsent:
+            seconds, reason = self._limits.answer_s, "nothing was taken of the answer for"
+        elif self.awaits is not None and not self.transport.is_closing():
             seconds = self._limits.head_s if self.awaits == "head" else self._limits.body_s
-            error = ApiError(408, f"the {self.awaits} of the request took over {seconds:g} seconds")
-            self._timer = self.loop.call_later(seconds, self.give_up, error)
+            reason = f"the {self.awaits} of the request took over"
+        else:
+            return
+        error = ApiError(408, f"{reason} {seconds:g} seconds")
+        self._timer = self.loop.call_later(seconds, self._time_is_up, error, n_unsent)
+
+    def _time_is_up(self, error: ApiError, n_unsent: int) -> None:
+        """Give the client up, unless it has taken more of what was `n_unsent` bytes."""
+        if self.transport.get_write_buffer_size() < n_unsent:
+            self._count_time()
+        else:
+            self.give_up(error)
 
 
 def crowd(connections: Collection[Connection], host: str, limits: Limits) -> list[Connection]:
