@@ -198,6 +198,24 @@ def test_responses_have_texts_calls_and_events(client: openai.OpenAI) -> None:
         client.responses.create(model="demo", input="x", previous_response_id="resp_1")
 
 
+def test_an_item_that_is_cut_off_is_incomplete(client: openai.OpenAI) -> None:
+    """Clients run calls that are completed."""
+    common: Any = {"model": "demo", "input": "How is the weather?", "temperature": 0}
+    done = client.responses.create(**common, max_output_tokens=12)
+    assert [item.to_dict()["status"] for item in done.output] == ["incomplete"]
+    text = {"type": "string", "minLength": 99}
+    schema = {"type": "object", "properties": {"city": text}, "required": ["city"]}
+    flat: Any = {"type": "function", "name": "weather", "parameters": schema, "strict": True}
+    common |= {"tools": [flat], "tool_choice": "required", "max_output_tokens": 20}
+    with client.responses.stream(**common) as stream:
+        events = list(stream)
+    ended = [each.item for each in events if each.type == "response.output_item.done"]
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    found = [(item.type, item.to_dict()["status"]) for item in (*ended, *last.response.output)]
+    assert found == [("function_call", "incomplete")] * 2
+
+
 def test_anthropic_own_client_is_served(claude: anthropic.Anthropic) -> None:
     common: Any = {
         "model": "demo",

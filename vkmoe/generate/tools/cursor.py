@@ -264,7 +264,7 @@ class Cursor:
         call that was cut is.
         """
         if self._in_call and self._streams:
-            self.events.append(ToolCallEnd(self._n_calls))
+            self.events.append(ToolCallEnd(self._n_calls, is_whole=False))
             self._n_calls += 1
         self._call, self._in_call = [], False
         if self.lacks_text:

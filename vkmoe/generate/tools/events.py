@@ -49,9 +49,10 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """Ends a call: no more arguments follow."""
+    """Ends a call: no more arguments follow; `is_whole`: they are a JSON object."""
 
     index: int
+    is_whole: bool = True
 
 
 ReplyEvent = Content | Thought | ToolCallBegin | ToolCallArguments | ToolCallEnd

@@ -25,13 +25,17 @@ What = Literal["begin", "more", "end"]
 
 @dataclass
 class Block:
-    """Holds a part of a reply; of a call, `text` are the arguments, and `id` and `name` its own."""
+    """Holds a part of a reply; of a call, `text` are the arguments, and `id` and `name` its own.
+
+    `is_whole`: it was not cut off.
+    """
 
     index: int
     kind: Kind
     text: str = ""
     id: str = ""
     name: str = ""
+    is_whole: bool = True
 
 
 class BlockEvent(NamedTuple):
@@ -62,12 +66,12 @@ class Blocks:
             elif isinstance(each, ToolCallArguments):
                 yield self._more(each.text)
             else:
-                yield from self.finish()
+                yield from self.finish(each.is_whole)
 
-    def finish(self) -> Iterator[BlockEvent]:
+    def finish(self, is_whole: bool = True) -> Iterator[BlockEvent]:
         """Yield the end of the last block, if it has not ended. Mutates."""
         if self._is_open:
-            self._is_open = False
+            self._is_open, self.all[-1].is_whole = False, is_whole
             yield BlockEvent("end", self.all[-1])
 
     def _begin(self, block: Block) -> Iterator[BlockEvent]:

@@ -182,7 +182,7 @@ class _Answer:
         """Wait for the reply, and return the answer."""
         async for news in self._reply.news():
             list(self._blocks.feed(self._text.feed(news.pieces)))
-        list(self._blocks.feed(self._text.finish()))
+        list(self._rest())
         return self._response(is_over=True)
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -195,11 +195,20 @@ class _Answer:
             for each in self._blocks.feed(self._text.feed(news.pieces)):
                 for data in self._block_events(each):
                     yield data
-        for each in (*self._blocks.feed(self._text.finish()), *self._blocks.finish()):
+        for each in self._rest():
             for data in self._block_events(each):
                 yield data
         response = self._response(is_over=True)
         yield self._event(f"response.{response['status']}", response=response)
+
+    def _rest(self) -> Iterator[BlockEvent]:
+        """Yield what is left when the reply is over."""
+        yield from self._blocks.feed(self._text.finish())
+        yield from self._blocks.finish(is_whole=not self._is_cut)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._reply.generation.finish_reason == "length"
 
     def _event(self, name: str, /, **data: Any) -> bytes:
         self._n_events += 1
@@ -213,7 +222,7 @@ class _Answer:
         name, _ = _NAMES[block.kind]
         more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
         if found.what == "begin":
-            item = {**self._item(block, "in_progress")}
+            item = {**self._item(block), "status": "in_progress"}
             if block.kind != "call":
                 item["content"] = []
             yield self._event("response.output_item.added", output_index=index, item=item)
@@ -229,14 +238,15 @@ class _Answer:
             else:
                 yield self._event(f"response.{name}.done", **part, text=block.text, **more)
                 yield self._event("response.content_part.done", **part, part=_part(block))
-            item = self._item(block, "completed")
+            item = self._item(block)
             yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _id(self, block: Block) -> str:
         return self._ids.setdefault(block.index, new_id(_NAMES[block.kind][1]))
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
-        """Return a block as an item of the output."""
+    def _item(self, block: Block) -> dict[str, Any]:
+        """Return a block that has ended as an item of the output."""
+        status = "completed" if block.is_whole else "incomplete"
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         if block.kind == "call":
             named = {"call_id": block.id, "name": block.name, "arguments": block.text}
@@ -250,9 +260,8 @@ class _Answer:
         generation = self._reply.generation
         status, details, usage = "in_progress", None, None
         if is_over:
-            is_cut = generation.finish_reason == "length"
-            status = "incomplete" if is_cut else "completed"
-            details = {"reason": "max_output_tokens"} if is_cut else None
+            status = "incomplete" if self._is_cut else "completed"
+            details = {"reason": "max_output_tokens"} if self._is_cut else None
             usage = {
                 "input_tokens": generation.n_prompt,
                 "input_tokens_details": {"cached_tokens": generation.n_reused},
@@ -260,7 +269,7 @@ class _Answer:
                 "output_tokens_details": {"reasoning_tokens": self._text.n_thought},
                 "total_tokens": generation.n_prompt + generation.n_generated,
             }
-        output = [self._item(block, "completed") for block in self._blocks.all] if is_over else []
+        output = [self._item(block) for block in self._blocks.all] if is_over else []
         state = {"status": status, "incomplete_details": details, "output": output, "usage": usage}
         return {**self._base, **state}
 
