@@ -51,6 +51,15 @@ def test_a_request_has_one_line(
     assert "secret" not in found[0]
 
 
+def test_a_line_is_short_whatever_is_asked(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "vkmoe"):
+        server.client.request("A" * 30_000, "/" + "a" * 30_000)
+        server.client.get("/health")  # whose line comes later
+    assert max(len(each.getMessage()) for each in caplog.records) < 300
+
+
 @pytest.mark.parametrize("level", ["info", "warning"])
 def test_the_level_says_whether_there_are_lines(level: str) -> None:
     with served("--ctx-size", "64", "--log-level", level) as (process, address, lines):

@@ -13,7 +13,7 @@ from vkmoe.server.replies import Reply
 __all__ = ["RequestLog"]
 
 _GONE = 499  # what nginx calls a request whose client left before the answer
-_MOST_PATH = 200  # characters
+_MOST_METHOD, _MOST_PATH = 20, 200  # characters
 
 log = logging.getLogger("vkmoe")
 
@@ -40,10 +40,11 @@ class RequestLog:
         try:
             await self._app(scope, receive, noting)
         finally:
-            path = scope["raw_path"].decode("ascii")[:_MOST_PATH]  # with control characters quoted
+            path = scope["raw_path"].decode("ascii")  # with control characters quoted
+            asked = f"{scope['method'][:_MOST_METHOD]} {path[:_MOST_PATH]}"
             took = f"{status} in {loop.time() - began:.3f} s"
             replies = scope.get("state", {}).get("replies", ())
-            log.info("%s %s %s%s", scope["method"], path, took, _costs(replies, began))
+            log.info("%s %s%s", asked, took, _costs(replies, began))
 
 
 def _costs(replies: Sequence[Reply], began: float) -> str:
