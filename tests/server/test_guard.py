@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import socket
@@ -178,7 +179,14 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
         (TEXT, {"prompt": "a", "temperature": -1}, "temperature"),
         (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop"),
         (TEXT, {"prompt": "a", "stream_options": []}, "stream_options"),
+        (TEXT, {"prompt": "a", "stop": 5}, "stop"),
         (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": ""}] * 70_000}, "messages"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x"}], "tool_choice": "any"},
+            "tool_choice",
+        ),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
         (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role"),
         *(
@@ -238,6 +246,7 @@ HOSTILE = [
     b'{"prompt": "a", "logit_bias": {"1": 1000}}',
     b'{"messages": "hello"}',
     b'{"messages": [1, 2]}',
+    b'{"messages": [{"role": "user"}], "modalities": ' + b"[" * 900 + b"]" * 900 + b"}",
     b'{"messages": [{"role": "user", "content": {"type": "text"}}]}',
     b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": [1]}',
     b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": 1e999}}',
@@ -327,6 +336,18 @@ def test_a_body_without_its_length_may_not_be_endless(server: Served) -> None:
 
 
 MANY = 100_000
+
+
+def test_reading_a_large_body_collects_no_garbage(server: Served) -> None:
+    """Python would look through all that was read some hundred times, on the event loop."""
+
+    def collections() -> int:
+        return sum(each["collections"] for each in gc.get_stats())
+
+    data = b'{"prompt": [' + b"[1]," * 1_000_000 + b"[1]]}"
+    before = collections()
+    error_of(server.client.post(TEXT, content=data), 400)
+    assert collections() - before < 400
 
 
 @pytest.mark.parametrize(

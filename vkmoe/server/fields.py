@@ -6,8 +6,11 @@ of other fields is in known_fields.py.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
@@ -19,17 +22,27 @@ from vkmoe.config import SamplingConfig
 from vkmoe.errors import UsageError
 from vkmoe.option_fields import parse_breakers
 from vkmoe.server.errors import ApiError
-from vkmoe.server.known_fields import Api, refuse_unsupported
+from vkmoe.server.known_fields import MOST_ITEMS, Api, refuse_unsupported
 
-__all__ = ["Body", "ChoiceFields", "Many", "ReplyFields", "checked", "read_body", "read_query"]
+__all__ = [
+    "Body",
+    "ChoiceFields",
+    "Many",
+    "ReplyFields",
+    "Tokens",
+    "checked",
+    "read_body",
+    "read_query",
+]
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # as a key of JSON
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 Many = Annotated[
-    list[Item], Field(fail_fast=True)
+    list[Item], Field(fail_fast=True, max_length=MOST_ITEMS)
 ]  # else each wrong item has an error of kilobytes
+Tokens = Annotated[list[int], Field(fail_fast=True)]
 
 MOST_BIASES = 1 << 16
 
@@ -178,9 +191,10 @@ class ChoiceFields(ReplyFields):
 
 async def read_body(request: Request, model: type[Model]) -> Model:
     """Read the JSON body of a request. Raises ApiError that names what is wrong with it."""
+    body = await request.body()
     try:
-        body = await request.body()
-        value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
+        with _nothing_collected():
+            value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
@@ -199,17 +213,39 @@ def checked(model: type[Model], value: dict[str, Any], is_text: bool = False) ->
 
     With `is_text` all of them are texts, which numbers are read from.
     """
-    if issubclass(model, Body) and model.api is not None:
-        refuse_unsupported(model.api, value)
     try:
+        if issubclass(model, Body) and model.api is not None:
+            refuse_unsupported(model.api, value)
         return model.model_validate(value, strict=not is_text)
     except (ValidationError, RecursionError) as error:
         if isinstance(error, RecursionError):
             raise ApiError(400, "the body is nested too deeply") from None
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or None
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        first = next((each for each in errors if each["type"] == "too_long"), errors[0])
+        place = ".".join(_names(first["loc"], value, first["type"] == "missing")) or None
         message = f"{place}: {first['msg']}" if place else first["msg"]
         raise ApiError(400, message, param=place, code="invalid_value") from None
+
+
+def _names(path: Sequence[str | int], value: Any, is_missing: bool) -> Iterator[str]:
+    """Yield the names on a path of pydantic's, which has those of types among them."""
+    for index, name in enumerate(path):
+        is_key = isinstance(value, dict) and name in value
+        if is_key or (isinstance(value, list) and isinstance(name, int)):
+            value = value[name]
+        elif not (is_missing and index + 1 == len(path)):
+            continue
+        yield str(name)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Keep Python from looking for garbage among a million new lists, again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _refuse(constant: str) -> NoReturn:

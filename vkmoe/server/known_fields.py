@@ -12,9 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from vkmoe.server.errors import ApiError
 
-__all__ = ["NO_EFFECT", "REFUSED", "Api", "refuse_unsupported"]
+__all__ = ["MOST_ITEMS", "NO_EFFECT", "REFUSED", "Api", "refuse_unsupported"]
 
 Api = Literal["chat", "completions", "responses", "messages", "count_tokens"]
+
+MOST_ITEMS = 1 << 16  # of a list, token ids aside
 
 
 class Refused(NamedTuple):
@@ -236,7 +238,7 @@ def _found(value: Any, names: list[str], place: str = "") -> Iterator[tuple[str,
     if not names:
         yield place, value
     elif isinstance(value, list):
-        for index, each in enumerate(value):
+        for index, each in enumerate(value[:MOST_ITEMS]):  # a longer one is refused
             yield from _found(each, names, f"{place}.{index}")
     elif isinstance(value, dict) and names[0] in value:
         inner = f"{place}.{names[0]}" if place else names[0]

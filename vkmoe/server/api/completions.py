@@ -18,7 +18,7 @@ from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM
 from vkmoe.server.api.shapes import CompletionShape
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import ChoiceFields, Many, read_body
+from vkmoe.server.fields import ChoiceFields, Many, Tokens, read_body
 from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import Reply, merged, until_gone
@@ -34,8 +34,6 @@ from vkmoe.server.service import (
 from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
 
 __all__ = ["CompletionFields", "complete"]
-
-Tokens = Many[int]
 
 
 class CompletionFields(FormFields, ChoiceFields):

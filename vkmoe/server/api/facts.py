@@ -20,7 +20,7 @@ from vkmoe.server.api.shapes import (
     TokensShape,
 )
 from vkmoe.server.errors import ApiError
-from vkmoe.server.fields import Body, Many, read_body
+from vkmoe.server.fields import Body, Tokens, read_body
 from vkmoe.server.openapi import described
 from vkmoe.server.service import LONG_TEXT, Service
 from vkmoe.server.sse import json_bytes
@@ -46,7 +46,7 @@ class _Text(Body):
 
 
 class _Tokens(Body):
-    tokens: Many[int]
+    tokens: Tokens
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -116,7 +116,9 @@ async def detokenize(service: Service, request: HttpRequest) -> Response:
     asked, tokenizer = await read_body(request, _Tokens), service.engine.llm.tokenizer
     if bad := [each for each in asked.tokens if not 0 <= each < tokenizer.n_vocab]:
         raise ApiError(400, f"token id {bad[0]} is not one of {tokenizer.n_vocab}", param="tokens")
-    return _json({"content": await service.off_loop(lambda: tokenizer.decode(asked.tokens))})
+    is_long = len(asked.tokens) > LONG_TEXT
+    text = await service.off_loop(lambda: tokenizer.decode(asked.tokens), is_long)
+    return _json({"content": text})
 
 
 @described(PromptShape, body=ChatFields)
