@@ -203,10 +203,10 @@ def test_an_item_that_is_cut_off_is_incomplete(client: openai.OpenAI) -> None:
     common: Any = {"model": "demo", "input": "How is the weather?", "temperature": 0}
     done = client.responses.create(**common, max_output_tokens=12)
     assert [item.to_dict()["status"] for item in done.output] == ["incomplete"]
-    text = {"type": "string", "minLength": 99}
+    text = {"type": "string", "minLength": 1000}
     schema = {"type": "object", "properties": {"city": text}, "required": ["city"]}
     flat: Any = {"type": "function", "name": "weather", "parameters": schema, "strict": True}
-    common |= {"tools": [flat], "tool_choice": "required", "max_output_tokens": 20}
+    common |= {"tools": [flat], "tool_choice": "required", "max_output_tokens": 60}
     with client.responses.stream(**common) as stream:
         events = list(stream)
     ended = [each.item for each in events if each.type == "response.output_item.done"]
