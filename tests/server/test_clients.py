@@ -165,6 +165,27 @@ def test_calls_and_results_of_earlier_turns_are_in_the_prompt(calling: Served) -
     assert "tool: sunny" in prompt and '"parameters"' in prompt
 
 
+def test_a_reply_does_not_go_on_in_front_of_a_call(calling: Served) -> None:
+    """A prompt that ended behind the text of the last message would lack the call."""
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [*ASK, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
+    body = {"messages": messages, "tools": [TOOL]}
+    refused = calling.post("/apply-template", {**body, "continue_final_message": True})
+    assert refused.status_code == 400 and "ends with a call" in refused.text
+    n_tokens = len(
+        calling.post("/tokenize", {"content": prompt_of(calling, body)}).json()["tokens"]
+    )
+    used = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
+    last = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, used]}
+    tool = {"name": "weather", "input_schema": WEATHER}
+    counted = calling.post("/v1/messages/count_tokens", {"messages": [*ASK, last], "tools": [tool]})
+    assert counted.json()["input_tokens"] == n_tokens
+
+
+def prompt_of(served: Served, body: dict[str, Any]) -> str:
+    return str(served.post("/apply-template", body).json()["prompt"])
+
+
 def test_responses_have_texts_calls_and_events(client: openai.OpenAI) -> None:
     common: Any = {"model": "demo", "input": "How is the weather?", "max_output_tokens": 12}
     common |= {"temperature": 0, "instructions": "Be brief."}

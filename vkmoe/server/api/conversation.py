@@ -71,6 +71,8 @@ class Conversation:
         text = "".join(_texts(last["content"]))
         if last["role"] != "assistant" or not text:
             raise _cannot_go_on("the last message is no text of the assistant")
+        if last.get("tool_calls"):
+            raise _cannot_go_on("the last message ends with a call")
         return {**last, "content": text + _MARK}
 
     async def tokens(self, service: Service, llm: LLM, prompt: str) -> list[int]:

@@ -97,7 +97,9 @@ class _CountFields(Body):
             named.get(kind, kind),
             not (choice and choice.disable_parallel_tool_use),
             Form("json", output.format.form) if output.format else None,
-            continues=last["role"] == "assistant" and bool(last["content"]),
+            continues=last["role"] == "assistant"
+            and bool(last["content"])
+            and "tool_calls" not in last,
         )
 
 
