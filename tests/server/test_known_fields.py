@@ -16,6 +16,7 @@ from vkmoe.server.api.completions import CompletionFields
 from vkmoe.server.api.messages import _CountFields, _MessageFields
 from vkmoe.server.api.responses import _ResponseFields
 from vkmoe.server.fields import Body
+from vkmoe.server.forms import FormFields
 from vkmoe.server.known_fields import NO_EFFECT, REFUSED
 
 FILE = Path(__file__).resolve().parents[1] / "fixtures" / "api_fields.json"  # make_api_fields.py
@@ -102,6 +103,10 @@ def reply(served: Served, path: str, **more: Any) -> str:
         (CHAT, {"web_search_options": {}}, "web_search_options"),
         (CHAT, {"verbosity": "low"}, "verbosity"),
         (CHAT, {"min_tokens": 5}, "min_tokens"),
+        (CHAT, {"include_reasoning": False}, "include_reasoning"),
+        (CHAT, {"reasoning_format": "none"}, "reasoning_format"),
+        (COMPLETIONS, {"add_special_tokens": False}, "add_special_tokens"),
+        (COMPLETIONS, {"t_max_predict_ms": 10}, "t_max_predict_ms"),
         (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
         (CHAT, {"messages": [MESSAGE, {**MESSAGE, "audio": {"id": "a"}}]}, "messages.1.audio"),
         (CHAT, {"n_predict": 13}, "n_predict"),
@@ -136,12 +141,21 @@ def test_what_cannot_be_done_is_refused_by_its_name(
         assert error["param"] == param
 
 
+@pytest.mark.parametrize("name", FormFields.model_fields)
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+def test_a_form_by_the_name_of_another_api_is_refused(server: Served, path: str, name: str) -> None:
+    answer = server.post(path, {**LEAST[path], name: {"type": "json_object"}})
+    assert answer.status_code == 400 and f"{name} is not supported" in answer.text
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
         (CHAT, {"modalities": ["text"], "function_call": "auto", "functions": [], "n": 1}),
         (CHAT, {"user": "u", "store": True, "metadata": {"a": "b"}, "n_predict": 12}),
         (COMPLETIONS, {"suffix": "", "best_of": 1, "audio": None}),
+        (CHAT, {"include_reasoning": True, "reasoning_format": "auto", "n_indent": 0}),
+        (RESPONSES, {"grammar": "", "response_format": {"type": "text"}, "json_schema": None}),
         (RESPONSES, {"background": False, "truncation": "disabled", "include": []}),
         (RESPONSES, {"include": ["reasoning.encrypted_content"], "store": True}),
         (MESSAGES, {"mcp_servers": [], "metadata": {"user_id": "u"}, "container": None}),

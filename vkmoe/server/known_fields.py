@@ -47,15 +47,21 @@ _OF_OTHERS = {
     "grammar_lazy": Refused("a grammar holds from the first token on", (False,)),
     "grammar_triggers": Refused("a grammar holds from the first token on"),
     "guided_whitespace_pattern": Refused("JSON has the blanks that its grammar has"),
+    "include_reasoning": Refused("thoughts are shown as they are", (True,)),
     "include_stop_str_in_output": Refused("a reply ends before a stop text", (False,)),
     "length_penalty": Refused("there is no beam search", (1,)),
     "logits_processors": Refused("use logit_bias"),
     "lora": Refused("there are no adapters"),
     "min_keep": Refused("samplers keep one token at least", (0,)),
     "min_tokens": Refused("use ignore_eos and max_tokens", (0,)),
+    "n_indent": Refused("use a grammar", (0,)),
     "n_probs": Refused("use logprobs", (0,)),
+    "prompt_embeds": Refused("prompts are texts or token ids"),
     "prompt_logprobs": Refused("use echo and logprobs of /v1/completions", (False,)),
+    "reasoning_format": Refused("thoughts come beside the answer", ("auto", "deepseek")),
     "repetition_penalty": Refused("use repeat_penalty and repeat_last_n", (1,)),
+    "return_token_ids": Refused("use /tokenize", (False,)),
+    "return_tokens_as_token_ids": Refused("use /tokenize", (False,)),
     "samplers": Refused("the order of samplers is fixed"),
     "skip_special_tokens": Refused("special tokens do not show", (True,)),
     "stop_token_ids": Refused("use stop"),
@@ -65,6 +71,7 @@ _OF_OTHERS = {
     ),
     "structured_outputs.structural_tag": Refused("use tools, or a grammar"),
     "structured_outputs.whitespace_pattern": Refused("JSON has the blanks that its grammar has"),
+    "t_max_predict_ms": Refused("use max_tokens", (0, -1)),
     "top_n_sigma": Refused("use min_p", (0, -1)),
     "truncate_prompt_tokens": Refused("nothing is cut off from a prompt"),
     "use_beam_search": Refused("there is no beam search", (False,)),
@@ -75,6 +82,19 @@ _OF_ONE_REPLY = {
     "return_routed_experts": Refused("use /v1/completions or chats", (False,)),
     "timings_per_token": Refused("this API has no place for it", (False,)),
 }
+
+
+def _forms(where: str) -> dict[str, Refused]:
+    """Refuse the names that a form of the reply has in other APIs (forms.py)."""
+    names = ("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    refused = Refused(f"use {where}, or /v1/chat/completions for forms that are no JSON")
+    return {
+        **dict.fromkeys((*names, "structured_outputs"), refused),
+        "grammar": refused._replace(harmless=("",)),
+        "response_format": refused._replace(harmless=({"type": "text"},)),
+    }
+
+
 _OF_MESSAGES = {
     "compaction": Refused("nothing is summarised here"),
     "context_management.edits": Refused(
@@ -95,6 +115,7 @@ _OF_MESSAGES = {
 REFUSED: Mapping[Api, Mapping[str, Refused]] = {
     "chat": {
         **_OF_OTHERS,
+        "add_special_tokens": Refused("the template adds them", (False,)),
         "audio": Refused(_NO_AUDIO),
         "echo": Refused("use continue_final_message", (False,)),
         "function_call": Refused(_USE_TOOLS, ("none", "auto")),
@@ -111,12 +132,14 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
     },
     "completions": {
         **_OF_OTHERS,
+        "add_special_tokens": Refused("send token ids for a prompt without them", (True,)),
         "best_of": Refused("use n", (1,)),
         "suffix": Refused("texts go on at their end alone", ("",)),
     },
     "responses": {
         **_OF_OTHERS,
         **_OF_ONE_REPLY,
+        **_forms("text.format"),
         "background": Refused(_NO_STORE, (False,)),
         "background_options": Refused(_NO_STORE),
         "context_management": Refused("nothing is cleared from a conversation"),
@@ -151,6 +174,7 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
     "messages": {
         **_OF_OTHERS,
         **_OF_ONE_REPLY,
+        **_forms("output_config.format"),
         **_OF_MESSAGES,
         "container": Refused(_NO_TOOLS_HERE),
     },
