@@ -16,13 +16,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,7 @@ __all__ = [
 Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]] | list[Request]
 Config = TypeVar("Config", EngineConfig, SamplingConfig)
+Result = TypeVar("Result")
 
 
 def demo_model_path() -> Path:
@@ -96,6 +97,15 @@ class GenerationResult:
     finish_reason: FinishReason
     statistics: GenerationStatistics
     logprobs: list[LogProbs]
+
+
+class _News(NamedTuple):
+    """Holds what came of a reply since the last time."""
+
+    number: int  # of its prompt
+    generation: Generation
+    pieces: list[Piece]
+    are_last: bool
 
 
 class LLM(Closing):
@@ -140,7 +150,7 @@ class LLM(Closing):
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
         self._turn = threading.Lock()  # its holder alone uses engine and scheduler
-        self._next = threading.Lock()  # its holder has the turn after this one
+        self._next = threading.RLock()  # its holder has the turn after this one
         self._is_closed = False
 
     # ----- facts -----
@@ -168,8 +178,7 @@ class LLM(Closing):
 
         Raises UsageError once the model is closed.
         """
-        with self._in_turn():
-            return self._report()
+        return self._in_turn(lambda _: self._report())
 
     def _report(self) -> ExpertReport:
         engine, cache = self.engine, self.engine.cache
@@ -323,8 +332,7 @@ class LLM(Closing):
 
     def forget(self) -> None:
         """Forget what earlier prompts left in the KV cache, so that nothing is used again."""
-        with self._in_turn() as scheduler:
-            scheduler.regions.forget()
+        self._in_turn(lambda scheduler: scheduler.regions.forget())
 
     # ----- tokens that are given -----
 
@@ -336,9 +344,12 @@ class LLM(Closing):
         """
         ids = self._prompt_tokens(tokens)
         logits = np.empty((len(ids), self.spec.n_vocab), np.float32)
-        with self._with_region() as regions:
+
+        def run(regions: Regions) -> None:
             for row in run_tokens(self.runner, regions, ids, 0, phase):
                 logits[row.position] = row.fetch()
+
+        self._with_region(run)
         return logits
 
     def perplexity(self, text: str, windows: Windows) -> Iterator[Estimate]:
@@ -367,17 +378,19 @@ class LLM(Closing):
         UsageError where they are read. May be called twice. Raises VkmoeError if a file cannot be
         written; while another exception is on its way, that is logged instead.
         """
-        with self._hold():
-            self._is_closed = True
-            records, self._records = self._records, None
-            try:
-                self.scheduler.end_all(_closed())
-                if records is not None:
-                    records.write(self._report(), self.engine.history())
-            finally:
-                self.engine.close()
+        self._alone(self._close)
 
     # ----- inside -----
+
+    def _close(self) -> None:
+        self._is_closed = True
+        records, self._records = self._records, None
+        try:
+            self.scheduler.end_all(_closed())
+            if records is not None:
+                records.write(self._report(), self.engine.history())
+        finally:
+            self.engine.close()
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Check a prompt and turn it into ids."""
@@ -417,7 +430,7 @@ class LLM(Closing):
         self, request: Request, progress: Callable[[int, int], None] | None
     ) -> Iterator[Piece]:
         with closing(self._run([request])) as news:
-            for _, generation, pieces in news:
+            for _, generation, pieces, _ in news:
                 if progress is not None:
                     progress(generation.n_read, generation.n_prompt)
                     progress = None if generation.n_read == generation.n_prompt else progress
@@ -425,16 +438,16 @@ class LLM(Closing):
 
     def _pieces_of_all(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
         with closing(self._run(requests)) as news:
-            for index, _, pieces in news:
+            for index, _, pieces, _ in news:
                 for piece in pieces:
                     yield index, piece
 
     def _results(self, requests: Sequence[Request]) -> Iterator[tuple[int, GenerationResult]]:
         replies: list[list[Piece]] = [[] for _ in requests]
         with closing(self._run(requests)) as news:
-            for index, generation, pieces in news:
+            for index, generation, pieces, are_last in news:
                 replies[index] += pieces
-                if generation.is_done and generation.error is None:
+                if are_last and generation.error is None:
                     yield index, self._result(generation, replies[index])
 
     def _result(self, generation: Generation, pieces: Sequence[Piece]) -> GenerationResult:
@@ -444,26 +457,23 @@ class LLM(Closing):
         logprobs = [LogProbs(p.logprob, p.top_logprobs) for p in pieces if p.logprob is not None]
         return GenerationResult(text, token_ids, statistics.finish_reason, statistics, logprobs)
 
-    def _run(
-        self, requests: Sequence[Request]
-    ) -> Generator[tuple[int, Generation, list[Piece]], None, None]:
-        """Generate all replies; yield each one's index, itself, and the pieces that are new.
+    def _run(self, requests: Sequence[Request]) -> Generator[_News, None, None]:
+        """Generate all replies; yield what is new of each.
 
         Raises the first error that ends one; however this ends, no reply is under way then.
         """
         ctx_size = self.engine.ctx_size
         generations = [Generation(request, self.tokenizer, ctx_size) for request in requests]
         try:
-            with self._in_turn() as scheduler:
-                for generation in generations:
-                    scheduler.submit(generation)
+            self._in_turn(lambda scheduler: [*map(scheduler.submit, generations)])
             running = dict(enumerate(generations))
             while running:
                 self._bring_on(running.values())
                 for index, generation in tuple(running.items()):
-                    if generation.is_done:
+                    is_done = generation.is_done  # first: another call may end it at any time
+                    if is_done:
                         del running[index]
-                    yield index, generation, generation.take_pieces()
+                    yield _News(index, generation, generation.take_pieces(), is_done)
                     if generation.error is not None:
                         raise generation.error
         finally:
@@ -475,40 +485,44 @@ class LLM(Closing):
 
     # ----- threads -----
 
-    @contextmanager
-    def _hold(self) -> Iterator[None]:
-        """Keep other threads from engine and scheduler.
+    def _alone(self, work: Callable[[], Result]) -> Result:
+        """Call `work` while no other thread uses engine and scheduler.
 
         A lock alone may be taken by the same thread again and again while others wait for it.
+        Ctrl-C may come anywhere: only `with`, on the lock itself, never leaves a lock taken then.
         """
-        with ExitStack() as held:
-            with self._next:
-                held.enter_context(self._turn)
-            yield
+        try:
+            self._next.acquire()
+            with self._turn:
+                self._next.release()
+                return work()
+        finally:
+            with suppress(RuntimeError):  # as a rule this thread has let go of it
+                self._next.release()
 
-    @contextmanager
-    def _in_turn(self) -> Iterator[Scheduler]:
-        """Do as `_hold`, and lend the scheduler. Raises UsageError once this is closed."""
-        with self._hold():
+    def _in_turn(self, work: Callable[[Scheduler], Result]) -> Result:
+        """Do as `_alone`, with the scheduler. Raises UsageError once this is closed."""
+
+        def unless_closed() -> Result:
             if self._is_closed:
                 raise _closed()
-            yield self.scheduler
+            return work(self.scheduler)
 
-    @contextmanager
-    def _with_region(self) -> Iterator[Regions]:
+        return self._alone(unless_closed)
+
+    def _with_region(self, work: Callable[[Regions], Result]) -> Result:
         """Do as `_in_turn`, once a region of the KV cache is free; until then replies go on."""
-        with self._in_turn() as scheduler:
+
+        def once_free(scheduler: Scheduler) -> Result:
             while not scheduler.regions.n_free:
                 scheduler.step()
-            yield scheduler.regions
+            return work(scheduler.regions)
+
+        return self._in_turn(once_free)
 
     def _between_windows(self, found: Iterator[Estimate]) -> Iterator[Estimate]:
         """Take estimates one by one, each in a turn of its own."""
-        while True:
-            with self._with_region():
-                estimate = next(found, None)
-            if estimate is None:
-                return
+        while (estimate := self._with_region(lambda _: next(found, None))) is not None:
             yield estimate
 
     def _bring_on(self, generations: Collection[Generation]) -> None:
@@ -517,30 +531,29 @@ class LLM(Closing):
         def has_news() -> bool:
             return any(each.is_done or each.pieces for each in generations)
 
-        if has_news():
-            return
-        with self._in_turn() as scheduler:
+        def run(scheduler: Scheduler) -> None:
             if not has_news():
                 assert scheduler.has_work, "replies were lost"
                 scheduler.step()
+
+        if not has_news():
+            self._in_turn(run)
 
     def _let_go(self) -> None:
         """Free what cancelled replies have, unless another call is at it, which does so after.
 
         A dropped stream comes here from wherever Python collects it, even amid another call of the
-        same thread: so this never waits.
+        same thread: so this waits for no call of its own thread.
         """
-        has_turn = False
-        try:
-            has_turn = self._turn.acquire(blocking=False)
-            if has_turn and not self._is_closed:
-                self.scheduler.sweep()
-                if not self.scheduler.has_work:
-                    with suppress(GpuError):  # an error of the generation is the one to raise
-                        self.engine.settle()
-        finally:
-            if has_turn:
-                self._turn.release()
+        if self._turn.locked():
+            return
+        with self._turn:
+            if self._is_closed:
+                return
+            self.scheduler.sweep()
+            if not self.scheduler.has_work:
+                with suppress(GpuError):  # an error of the generation is the one to raise
+                    self.engine.settle()
 
 
 def _closed() -> UsageError:

@@ -6,7 +6,7 @@ model's (runner.py); when a prompt is admitted is the subject of scheduler.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from vkmoe.batch import TokenBatch
@@ -85,6 +85,12 @@ class Regions:
         if self._regions[region].is_taken:
             self._regions[region].is_taken = False
             self._touch(region)
+
+    def release_all_but(self, used: Collection[int]) -> None:
+        """Make the regions free that no sequence has: Ctrl-C may leave one taken. Mutates."""
+        for index in range(len(self._regions)):
+            if index not in used:
+                self.release(index)
 
     def share(self, region: int, tokens: Sequence[int]) -> int:
         """Copy rows of `tokens` into a region where another holds enough more of them. Mutates.

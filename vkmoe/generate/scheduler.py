@@ -171,6 +171,7 @@ class Scheduler:
                 generation.end("interrupt")
                 self._let_go(sequence)
                 found.append(generation)
+        self.regions.release_all_but([sequence.region for sequence in self._running])
         return found
 
     def end_all(self, error: VkmoeError) -> None:
