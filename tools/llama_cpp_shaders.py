@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.archives import unpack
 from tools.debian import fetch
 from tools.gpu_drivers import SUITE, folder, started, whole
 
@@ -158,7 +159,7 @@ def _sources(into: Path) -> Path:
             fetched = Path(scratch)
             with tarfile.open(download_sdist(fetched)) as packed:
                 wanted = [item for item in packed if SHADERS.name in Path(item.name).parts]
-                packed.extractall(fetched, wanted, filter="data")
+                unpack(packed, fetched, wanted)
             (unpacked,) = fetched.glob(f"*/{VENDORED / SHADERS}")
             shutil.move(unpacked, partial)
     return into

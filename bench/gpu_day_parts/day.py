@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from bench.gpu_day_parts import KOMPUTE, LLAMA, PACKED, SDK, WHEELS, WINDOWS
 from bench.gpu_day_parts.steps import OK, Day, Record, Step, last_json
 from bench.gpu_day_parts.tables import write_tables
+from tools.archives import unpack
 
 __all__ = ["MODELS", "DayOptions", "PackedError", "Place", "decode_steps", "run"]
 
@@ -111,7 +112,7 @@ def _unpack(place: Place) -> None:
     for name in (SDK, WINDOWS, LLAMA):
         try:
             with tarfile.open(place.packed / name, "r:xz") as archive:
-                archive.extractall(place.scratch / name.partition(".")[0], filter="data")
+                unpack(archive, place.scratch / name.partition(".")[0])
         except (tarfile.TarError, EOFError, OSError) as error:
             raise PackedError(f"has a {name} that cannot be unpacked: {error}") from error
 

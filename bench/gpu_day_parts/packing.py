@@ -100,15 +100,23 @@ def check_size(folder: Path) -> None:
         print(f"{size / MB:8.2f} MB  {piece.name:<20} {piece.what}")
         for file in files if path.is_dir() else ():
             print(f"{file.stat().st_size / MB:20.2f} MB  {file.name}")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True).stdout
-    names = [ROOT / name for name in tracked.decode().split("\0") if name]
-    tree = sum(path.stat().st_size for path in names if path.is_file())
-    print(f"{total / MB:8.2f} MB  together; with the checkout {(total + tree) / MB:.2f} MB")
+    tree = _tree_bytes()
+    beside = f"; with the checkout {(total + tree) / MB:.2f} MB" if tree else ""
+    print(f"{total / MB:8.2f} MB  together{beside}")
     if total > LIMIT_MB * MB:
         raise LimitError(
             f"{folder} holds {total / MB:.1f} MB and may hold {LIMIT_MB}; "
             "--leave-out names packages that the machine has (numpy is the largest)"
         )
+
+
+def _tree_bytes() -> int:
+    """Count the bytes of the checkout; 0 where git cannot tell what belongs to it."""
+    if shutil.which("git") is None:
+        return 0
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True).stdout
+    names = [ROOT / name for name in tracked.decode().split("\0") if name]
+    return sum(path.stat().st_size for path in names if path.is_file())
 
 
 # ----- the pieces -----

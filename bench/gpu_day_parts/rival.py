@@ -17,6 +17,7 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tools.archives import unpack
 from tools.llama_cpp_shaders import SHADERS, VENDORED, fetch_glslc
 
 __all__ = ["pack_llama_cpp"]
@@ -68,7 +69,7 @@ def pack_llama_cpp(sdist: Path, scratch: Path, target: Path) -> None:
 def _unpack(sdist: Path, scratch: Path, tree: Path) -> Path:
     """Return the folder of llama.cpp's sources, less what is not needed."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(scratch / "sdist", filter="data")
+        unpack(archive, scratch / "sdist")
     (vendored,) = scratch.glob(f"sdist/*/{VENDORED}")
     source = tree / "llama.cpp"
     for name in KEPT:

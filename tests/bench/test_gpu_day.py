@@ -18,6 +18,7 @@ from bench.gpu_day_parts.day import DayOptions, Place, decode_steps
 from bench.gpu_day_parts.packing import LimitError, Options, Piece
 from bench.gpu_day_parts.steps import Day, Record, Step, last_json
 from tools import llama_cpp_shaders
+from tools.archives import unpack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = {"model": "synthetic", "file_bytes": 18e9, "n_layers": 48, "n_experts": 128}
@@ -341,7 +342,7 @@ def packed_rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
         monkeypatch.setattr(llama_cpp_shaders, "fetch", fetch)
         rival.pack_llama_cpp(sdist, scratch, tmp_path / "llama.tar.xz")
     with tarfile.open(tmp_path / "llama.tar.xz") as archive:
-        archive.extractall(tmp_path / "there", filter="data")
+        unpack(archive, tmp_path / "there")
     return tmp_path / "there/llama"
 
 
