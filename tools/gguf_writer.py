@@ -33,9 +33,12 @@ def write_gguf(
     path: str | os.PathLike[str],
     metadata: Mapping[str, MetadataValue],
     tensors: Sequence[TensorInfo],
-    data: TensorData,
+    data: TensorData | None,
 ) -> None:
     """Write a GGUF version 3 file: `data(tensor)` gives each tensor's bytes when its turn comes.
+
+    Without `data` the file has its whole size and a hole in place of the tensors: all of their
+    bytes are read as 0, and none takes room on a disk that knows holes.
 
     Whole numbers become uint32, floats float32, lists of numbers arrays of int32.
     `general.architecture` must be in the metadata.  The same input gives the same bytes.
@@ -55,12 +58,18 @@ def write_gguf(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for tensor in tensors:
-            contents = data(tensor)
-            assert contents.nbytes == tensor.n_bytes, (tensor, contents.nbytes)
-            writer.write_tensor_data(contents)
+        if data is not None:
+            for tensor in tensors:
+                contents = data(tensor)
+                assert contents.nbytes == tensor.n_bytes, (tensor, contents.nbytes)
+                writer.write_tensor_data(contents)
     finally:
         writer.close()
+    if data is None:
+        aligned = gguf.GGUFWriter.ggml_pad
+        begin = aligned(os.path.getsize(path), gguf.GGUF_DEFAULT_ALIGNMENT)
+        n_bytes = sum(aligned(each.n_bytes, gguf.GGUF_DEFAULT_ALIGNMENT) for each in tensors)
+        os.truncate(path, begin + n_bytes)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: MetadataValue) -> None:

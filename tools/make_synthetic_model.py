@@ -3,6 +3,7 @@
     python -m tools.make_synthetic_model olmoe-1b-7b --layers 4 --out olmoe-4.gguf
     python -m tools.make_synthetic_model qwen3-30b-a3b --types q8_0 --out big.gguf
     python -m tools.make_synthetic_model gpt-oss-20b --types mxfp4 --out gpt-oss.gguf
+    python -m tools.make_synthetic_model mixtral-8x7b --sparse --out mixtral.gguf   # for plans
 
 Every preset is written in the architecture of the model it takes its shape from.  Matrices have
 mean 0 and variance 1 / columns, so that activations stay near 1; one tensor is in memory at a time.
@@ -48,21 +49,28 @@ def random_tensor(tensor: TensorInfo, rng: np.random.Generator) -> npt.NDArray[n
     return random_weights(tensor.type, n_rows, columns, rng, gain / columns**0.5)
 
 
-def make(name: str, out: Path, n_layers: int | None, mix: str, seed: int) -> None:
-    """Write preset `name` with `n_layers` layers (default: all) to `out`."""
+def make(
+    name: str, out: Path, n_layers: int | None, mix: str, seed: int = 0, sparse: bool = False
+) -> None:
+    """Write preset `name` with `n_layers` layers (default: all) to `out`.
+
+    A `sparse` file has the size of a whole one but no weights: it is for plans, which read none.
+    """
     shape = PRESETS[name]
     if n_layers is not None:
         shape = replace(shape, n_layers=n_layers)
     tensors = tensor_list(shape, mix)
     n_bytes = sum(tensor.n_bytes for tensor in tensors)
     out.parent.mkdir(parents=True, exist_ok=True)
+    metadata = model_metadata(name, shape, mix)
+    if sparse:
+        write_gguf(out, metadata, tensors, None)
+        return
     free = shutil.disk_usage(out.parent).free
     if n_bytes > free:
         raise SystemExit(f"{out}: needs {n_bytes / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB")
     rng = np.random.default_rng(seed)
-    write_gguf(
-        out, model_metadata(name, shape, mix), tensors, lambda tensor: random_tensor(tensor, rng)
-    )
+    write_gguf(out, metadata, tensors, lambda tensor: random_tensor(tensor, rng))
 
 
 def main() -> None:
@@ -73,10 +81,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="number of layers (default: the model's own)")
     parser.add_argument("--types", default="q4_k_m", choices=sorted(MIXES), help="default: q4_k_m")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--sparse", action="store_true", help="no weights: a file of full size that takes no disk"
+    )
     options = parser.parse_args()
     if options.layers is not None and options.layers < 1:
         parser.error("--layers must be at least 1")
-    make(options.preset, options.out, options.layers, options.types, options.seed)
+    make(options.preset, options.out, options.layers, options.types, options.seed, options.sparse)
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB")
 
 

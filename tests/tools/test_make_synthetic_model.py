@@ -15,7 +15,7 @@ import tools.make_synthetic_model as tool
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.vocabulary import byte_tokens, vocabulary
 from vkmoe.gguf_file import open_gguf
-from vkmoe.models import ARCHITECTURES, read_spec
+from vkmoe.models import ARCHITECTURES, open_model, read_spec
 from vkmoe.models.tensors import read_tensors
 from vkmoe.quants import decode
 
@@ -31,6 +31,8 @@ def test_tensors_of_a_small_model(tmp_path: Path, mix: str) -> None:
         assert len(tensors) == 3 + 12 * 2
         assert tensors["blk.1.ffn_down_exps.weight"].type == (types.experts or types.more_bits)
         assert tensors["blk.1.attn_v.weight"].type == types.more_bits
+        few_bits = types.most if types.in_some else types.more_bits
+        assert tensors["blk.0.attn_v.weight"].type == few_bits
         assert tensors["blk.1.attn_output.weight"].type == types.most
         assert tensors["output.weight"].type == types.output
         for name, tensor in tensors.items():
@@ -84,6 +86,7 @@ def test_mxfp4_is_for_experts() -> None:
     ("mixtral-8x7b", 46.7e9, (8, 14336, 4096)),
     ("qwen1.5-moe-a2.7b", 14.3e9, (60, 1408, 2048)),
     ("gpt-oss-20b", 20.9e9, (32, 2880, 2880)),
+    ("gpt-oss-120b", 116.8e9, (128, 2880, 2880)),
     ("deepseek-v2-lite", 15.7e9, (64, 1408, 2048)),
 ])  # fmt: skip
 def test_shapes_of_the_real_models(name: str, n_weights: float, experts: tuple[int, ...]) -> None:
@@ -95,6 +98,33 @@ def test_shapes_of_the_real_models(name: str, n_weights: float, experts: tuple[i
     assert tensors["blk.1.ffn_gate_exps.weight"].shape == experts
     assert tensors["blk.1.ffn_down_exps.weight"].shape == (experts[0], experts[2], experts[1])
     assert f"blk.{shape.n_layers - 1}.attn_q.weight" in tensors
+
+
+@pytest.mark.parametrize(("name", "mix", "n_bytes"), [
+    ("qwen3-30b-a3b", "q4_k_m", 18.6e9),
+    ("gpt-oss-20b", "mxfp4", 12.1e9),
+    ("gpt-oss-120b", "mxfp4", 63.4e9),
+])  # fmt: skip
+def test_a_sparse_file_has_the_size_of_the_real_one_and_takes_no_disk(
+    tmp_path: Path, name: str, mix: str, n_bytes: float
+) -> None:
+    """Sizes are those under which such files are published, rounded to a tenth of a GB."""
+    path = tmp_path / "sparse.gguf"
+    tool.make(name, path, None, mix, sparse=True)
+    found = path.stat()
+    assert found.st_size == pytest.approx(n_bytes, abs=0.06e9)
+    assert found.st_blocks * 512 < 16 << 20
+    with open_model(path) as model:
+        assert model.spec.n_layers == tool.PRESETS[name].n_layers
+
+
+def test_a_sparse_file_is_laid_out_as_a_whole_one(tmp_path: Path) -> None:
+    for name, sparse in (("whole", False), ("sparse", True)):
+        tool.make("tiny", tmp_path / name, None, "q4_k_m", sparse=sparse)
+    with open_gguf(tmp_path / "whole") as whole, open_gguf(tmp_path / "sparse") as sparse_file:
+        assert sparse_file.tensors == whole.tensors
+        assert not sparse_file.data("output.weight").any()
+    assert (tmp_path / "sparse").stat().st_size == (tmp_path / "whole").stat().st_size
 
 
 def test_layers_and_types_are_options(tmp_path: Path) -> None:

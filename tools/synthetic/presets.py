@@ -54,6 +54,7 @@ PRESETS = {
     "mixtral-8x7b": _known("mixtral-8x7b", 32, 32768, 1e6),
     "qwen1.5-moe-a2.7b": _known("qwen1.5-moe-a2.7b", 24, 8192, 1e6, dense_size=5632),
     "gpt-oss-20b": _known("gpt-oss-20b", 24, 131072, 150000.0, yarn=32.0),
+    "gpt-oss-120b": _known("gpt-oss-120b", 36, 131072, 150000.0, yarn=32.0),
     "deepseek-v2-lite": _known(
         *("deepseek-v2-lite", 27, 163840, 1e4),
         dense_size=10944,

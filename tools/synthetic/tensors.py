@@ -23,7 +23,7 @@ def tensor_list(shape: Preset, mix: str) -> list[TensorInfo]:
     shapes |= {"output.weight": (shape.n_tokens, shape.hidden)}
     chosen = MIXES[mix]
     return [
-        describe_tensor(name, choose_type(chosen, name, size), size)
+        describe_tensor(name, choose_type(chosen, name, size, shape.n_layers), size)
         for name, size in shapes.items()
     ]
 

@@ -57,6 +57,7 @@ SIZES = {
     "mixtral-8x7b": ModelSizes(4096, 32, 8, 128, 8, 2, 14336, 32000, "llama"),
     "qwen1.5-moe-a2.7b": ModelSizes(2048, 16, 16, 128, 60, 4, 1408, 151936, "qwen2moe", 5632),
     "gpt-oss-20b": ModelSizes(2880, 64, 8, 64, 32, 4, 2880, 201088, "gpt-oss", window=128),
+    "gpt-oss-120b": ModelSizes(2880, 64, 8, 64, 128, 4, 2880, 201088, "gpt-oss", window=128),
     "deepseek-v2-lite": ModelSizes(
         *(2048, 16, 16, 128, 64, 6, 1408, 102400, "deepseek2", 2816),
         latent=LatentSizes(512, 64, 128),
