@@ -268,7 +268,7 @@ class EngineConfig:
     vram_margin: str | None = option(
         None,
         "Device memory to leave to others, such as the desktop: 1GiB, 0.5g or 0. Default: 512MiB; "
-        "where the device shares the host's memory 4GiB of that, on a CPU 1GiB.",
+        "where the device shares the host's memory 2GiB of that, or 8 %.",
         metavar="SIZE",
         check=parse_margin,
     )
@@ -373,8 +373,8 @@ class EngineConfig:
     host_pool: str | None = option(
         None,
         "Host memory for experts, such as 8GiB; those it has no room for stay in the file and are "
-        "read when they are needed. Default: the least of all experts, 70 % of the memory that is "
-        "free, and the memory that the device can reach.",
+        "read when they are needed. Default: all of them, as far as the memory allows that "
+        "is free (less 2GiB or 8 %, for others) and that the device can reach.",
         metavar="SIZE",
         check=parse_size,
     )

@@ -222,7 +222,7 @@ def test_without_room_for_any_slot_the_hint_is_to_ask_for_none() -> None:
 def test_homes_that_do_not_fit_in_host_memory() -> None:
     """They take turns (test_pools.py)."""
     for n_slots in (None, 8):
-        assert planned(DISCRETE_12, ram=20 * GIB, expert_slots=n_slots).host_slots
+        assert planned(DISCRETE_12, ram=16 * GIB, expert_slots=n_slots).host_slots
 
 
 def test_a_context_takes_its_room_from_the_slots() -> None:

@@ -87,7 +87,7 @@ def test_a_plan_fits_and_explains_itself(info: DeviceInfo) -> None:
     made = planned(info, weights=expert_bytes(2_971_136 // 8) if small else WEIGHTS)
     total = made.total("device") + (made.total("host") if info.is_uma else 0)
     assert total <= device_budget(info, RAM)
-    assert made.total("host") <= RAM * 70 // 100
+    assert made.total("host") <= RAM - 2 * GIB
     assert all(line.reason and line.n_bytes > 0 for line in made.lines)
     assert sum(made.heap_totals().values()) == made.total("device") + made.total("host")
 
@@ -166,18 +166,20 @@ def test_a_reported_budget_counts_what_others_use() -> None:
     assert device_budget(replace(DISCRETE_12, heaps=full), RAM) == 0
 
 
-@pytest.mark.parametrize(("info", "reserve"), [(APU, 4 * GIB), (LAVAPIPE, GIB)], ids=("APU", "CPU"))
-def test_shared_memory_is_the_host_s(info: DeviceInfo, reserve: int) -> None:
+@pytest.mark.parametrize("info", [APU, LAVAPIPE], ids=("APU", "CPU"))
+def test_shared_memory_is_the_host_s(info: DeviceInfo) -> None:
     """The heaps of an APU can be larger than what is free, or than RAM: the host's memory binds,
     less what the rest of the machine needs."""
-    assert device_budget(info, 5 * GIB) == 5 * GIB - reserve
-    assert device_budget(info, GIB // 2) == 0
+    assert device_budget(info, 40 * GIB) == 40 * GIB - 40 * GIB * 8 // 100
+    assert device_budget(info, 5 * GIB) == 3 * GIB
+    assert device_budget(info, GIB) == GIB // 2
+    assert device_budget(info, GIB, margin_bytes=100) == GIB - 100
 
 
 def test_heaps_of_an_apu_can_be_smaller_than_ram() -> None:
     """Of 32 GiB, only the heaps that weights can come from count, less what is used of them."""
     assert device_budget(SMALL_APU, RAM) == 6 * GIB * 95 // 100
-    assert device_budget(SMALL_APU, 7 * GIB) == 3 * GIB
+    assert device_budget(SMALL_APU, 5 * GIB) == 3 * GIB
     used = (replace(SMALL_APU.heaps[0], usage=GIB), *SMALL_APU.heaps[1:])
     assert device_budget(replace(SMALL_APU, heaps=used), RAM) == 5 * GIB * 95 // 100
     assert planned(SMALL_APU).host_slots
@@ -186,7 +188,7 @@ def test_heaps_of_an_apu_can_be_smaller_than_ram() -> None:
 def test_a_cpu_s_heap_is_no_limit() -> None:
     """Mesa 22.3's lavapipe reports 2 GiB, whatever the machine has, and allocates more."""
     small = replace(LAVAPIPE, heaps=(Heap(2 * GIB, True),))
-    assert device_budget(small, RAM) == RAM - GIB
+    assert device_budget(small, RAM) == RAM - RAM * 8 // 100
 
 
 def test_the_window_is_not_the_card() -> None:
@@ -205,7 +207,7 @@ def test_experts_that_fit_nowhere() -> None:
     with pytest.raises(OutOfMemoryError, match=r"8 experts .* need 1,\d\d\d MiB of host memory"):
         planned(DISCRETE_12, weights=large, ram=GIB)
     with pytest.raises(OutOfMemoryError, match="8 experts") as caught:
-        planned(APU, weights=large, ram=7 * GIB)
+        planned(APU, weights=large, ram=5 * GIB)
     assert caught.value.hint
 
 

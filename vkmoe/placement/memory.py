@@ -22,6 +22,7 @@ __all__ = [
     "allocation",
     "available_bytes",
     "device_budget",
+    "host_budget",
     "in_mib",
     "is_mapped",
     "layout_bytes",
@@ -33,7 +34,7 @@ __all__ = [
 MIB, GIB = 1 << 20, 1 << 30
 FALLBACK_BYTES = 4 * GIB  # of host memory, where /proc/meminfo does not say
 DISPLAY_BYTES = 512 * MIB  # of a device with memory of its own
-RESERVE_BYTES = {"integrated": 4 * GIB, "cpu": GIB}  # of host memory, for the rest of the machine
+LEFT_BYTES, LEFT_PERCENT = 2 * GIB, 8  # of host memory, to other programs
 # Drivers round an allocation up, by at most this: the largest page of today's GPUs.
 GRANULARITY = 64 << 10
 
@@ -112,8 +113,8 @@ def device_budget(
     device has no other limit than the host's: Mesa 22.3 reports 2 GiB of heap on any machine.
     """
     if device.is_uma:
-        reserve = RESERVE_BYTES[device.type] if margin_bytes is None else margin_bytes
-        shared = max(0, available_host_bytes - reserve)
+        shared = max(0, available_host_bytes - (margin_bytes or 0))
+        shared = host_budget(available_host_bytes) if margin_bytes is None else shared
         return shared if device.is_cpu else min(shared, _heaps_in_use(device))
     heap = _largest_heap(device)
     free = heap.size - (DISPLAY_BYTES if margin_bytes is None else margin_bytes)
@@ -144,6 +145,16 @@ def _heaps_in_use(device: DeviceInfo) -> int:
 
 
 # ----- what may be used of the host -----
+
+
+def host_budget(available_host_bytes: int) -> int:
+    """Count the bytes of host memory that vkmoe takes unasked.
+
+    Other programs grow while a model runs, and a system without page cache is slow. So the greater
+    of 2 GiB and 8 % is left to them; of less than 4 GiB, half.
+    """
+    left = max(LEFT_BYTES, available_host_bytes * LEFT_PERCENT // 100)
+    return available_host_bytes - min(left, available_host_bytes // 2)
 
 
 class _Names(NamedTuple):

@@ -52,6 +52,7 @@ from vkmoe.placement.memory import (
     allocation,
     available_bytes,
     device_budget,
+    host_budget,
     in_mib,
     is_mapped,
     layout_bytes,
@@ -463,7 +464,7 @@ def _pool_room(
     base: MemoryPlan, device: DeviceInfo, free: int, available_host_bytes: int
 ) -> PoolRoom:
     """Find what is left of host memory; where it is shared, all that is `free` on the device."""
-    on_host, unasked = base.total("host"), available_host_bytes * 70 // 100
+    on_host, unasked = base.total("host"), host_budget(available_host_bytes)
     if device.is_uma:
         return PoolRoom(min(free, unasked - base.total("device") - on_host), free)
     heaps = [heap.size for heap in device.heaps if not heap.device_local]
