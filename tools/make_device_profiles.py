@@ -26,6 +26,7 @@ from vkmoe.placement.forecast.device_profiles import described
 print(json.dumps(described(list_devices()[0])))
 """
 DDR4 = "dual-channel DDR4-3200: 51.2 GB/s by its data sheet"
+NVME = "an NVMe drive of 3 GB/s is assumed"
 DDR5 = "dual-channel DDR5-5600: 89.6 GB/s by its data sheet"
 
 
@@ -46,11 +47,12 @@ SHEETS = {
         "AMD Radeon RX 7900 XTX (RADV NAVI31)",
         {},
         48 * GIB,
-        {"device": 960.0, "link": 28.0, "host": 89.6},
+        {"device": 960.0, "link": 28.0, "host": 89.6, "file": 3.0},
         {
             "device": "GDDR6, 384 bit at 20 Gbit/s: 960 GB/s by AMD's data sheet",
             "link": "PCIe 4.0 x16: 31.5 GB/s by its specification, less a tenth",
             "host": DDR5,
+            "file": NVME,
         },
     ),
     "rtx3060-12gb": Sheet(
@@ -58,12 +60,13 @@ SHEETS = {
         "NVIDIA GeForce RTX 3060 (NVK)",
         {0: 12 * GIB, 1: 24 * GIB},
         24 * GIB,
-        {"device": 360.0, "link": 28.0, "host": 51.2},
+        {"device": 360.0, "link": 28.0, "host": 51.2, "file": 3.0},
         {
             "heaps": "12 GB by NVIDIA's data sheet; memory types by NVK",
             "device": "GDDR6, 192 bit at 15 Gbit/s: 360 GB/s by NVIDIA's data sheet",
             "link": "PCIe 4.0 x16: 31.5 GB/s by its specification, less a tenth",
             "host": DDR4,
+            "file": NVME,
         },
     ),
     "8gb-nobar": Sheet(
@@ -71,11 +74,12 @@ SHEETS = {
         "AMD Radeon RX 580 (RADV POLARIS10), 8 GB without resizable BAR",
         {},
         24 * GIB,
-        {"device": 256.0, "link": 14.0, "host": 51.2},
+        {"device": 256.0, "link": 14.0, "host": 51.2, "file": 3.0},
         {
             "device": "GDDR5, 256 bit at 8 Gbit/s: 256 GB/s by AMD's data sheet",
             "link": "PCIe 3.0 x16: 15.8 GB/s by its specification, less a tenth",
             "host": DDR4,
+            "file": NVME,
         },
     ),
     "uma-32gb": Sheet(
@@ -83,12 +87,13 @@ SHEETS = {
         "AMD Radeon 890M (RADV GFX1150), 32 GB of shared memory",
         {0: 11 * GIB // 2, 1: 11 * GIB},
         28 * GIB,
-        {"device": 120.0, "link": 120.0, "host": 120.0},
+        {"device": 120.0, "link": 120.0, "host": 120.0, "file": 3.0},
         {
             "heaps": "RADV splits half of the RAM and its own 0.5 GiB two to one",
             "device": "LPDDR5X-7500, 128 bit: 120 GB/s by AMD's data sheet",
             "link": "the same memory",
             "host": "the same memory",
+            "file": NVME,
         },
     ),
 }

@@ -25,6 +25,7 @@ from vkmoe.placement.forecast.device_profiles import (
     read_profile,
 )
 from vkmoe.placement.forecast.expectation import expect, hit_rate_of, token_bytes
+from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.placement.memory import device_budget
 from vkmoe.placement.plan import Decision, decide
 
@@ -261,7 +262,13 @@ def test_the_bound_of_a_cache_is_what_memory_allows() -> None:
         trunk, experts = read.trunk / 100e9, read.experts / 100e9
         assert found.with_hits_alone == pytest.approx(1 / (trunk + experts))
         assert found.without_hits == pytest.approx(1 / (trunk + read.others / slow))
-        assert (found.hit_rate, found.rate) == (None, None)
+        rates = [MEAN_CURVE.rate(n / 128) for n in made.plan.expert_slots]
+        assert found.hit_rate == pytest.approx(np.mean(rates))
+        assert found.hit_rate is not None
+        share, missed = found.hit_rate, read.others / slow
+        parts = share * experts, (1 - share) * missed
+        together = max(parts) if way == "hybrid" else sum(parts)
+        assert found.rate == pytest.approx(1 / (trunk + together)) and found.file_share == 0
 
 
 @pytest.mark.parametrize("n_layers", [40, 48])
@@ -300,13 +307,37 @@ def test_hits_go_by_what_a_profile_counted() -> None:
     n_slots = min(made.expert_slots)
     counts = np.zeros((48, 128))
     counts[:, :n_slots] = 3.0
-    assert hit_rate_of(made, model.spec, counts.reshape(-1))[0] == pytest.approx(1.0)
-    share, reason = hit_rate_of(made, model.spec, np.ones(48 * 128))
-    assert share == pytest.approx(sum(made.expert_slots) / (48 * 128)) and "profile" in reason
-    assert hit_rate_of(made, model.spec) == (
-        None,
-        "unknown without an --expert-profile that has counted uses",
-    )
+    curve = HitCurve.of_counts(counts, "what was counted")
+    assert hit_rate_of(made, model.spec, curve)[0] == pytest.approx(1.0)
+    share, reason = hit_rate_of(made, model.spec, HitCurve.of_counts(np.ones((48, 128)), "counts"))
+    assert share == pytest.approx(sum(made.expert_slots) / (48 * 128)) and reason == "by counts"
+
+
+def test_what_is_read_from_the_file_takes_its_time() -> None:
+    """Half of the experts in a pool: the others' share of the uses is by the curve."""
+    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
+    made = decided(model, profile, host_pool="4GiB", expert_slots=8)
+    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
+    held = (sum(made.plan.host_slots) + 8 * 48) / (128 * 48)
+    quick = expect(made.plan, model.spec, read, replace(SPEEDS, file=1e15))
+    slow = expect(made.plan, model.spec, read, replace(SPEEDS, file=1e9))
+    assert slow.file_share == pytest.approx(1 - MEAN_CURVE.rate(held)) and slow.file_share > 0.1
+    assert quick.rate is not None and slow.rate is not None
+    waited = slow.file_share * read.others / 1e9
+    assert 1 / slow.rate - 1 / quick.rate == pytest.approx(waited, rel=1e-3)
+    assert slow.bound.endswith("the file")
+    unknown = expect(made.plan, model.spec, read, SPEEDS)
+    assert unknown.rate is None and "the file" in unknown.bound
+
+
+def test_where_memory_is_shared_nothing_misses() -> None:
+    """The device reads host memory as fast as its own: a hit rate of 0 % would mislead."""
+    profile, model = read_profile("uma-32gb"), model_of(QWEN3)
+    made = decided(model, profile, expert_mode="cache")
+    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
+    found = expect(made.plan, model.spec, read, profile.speeds, shares_memory=True)
+    assert found.hit_rate is None and "in place" in found.hit_rate_reason
+    assert found.rate is not None and "link" not in found.bound
 
 
 def test_without_speeds_nothing_is_claimed() -> None:

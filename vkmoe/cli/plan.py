@@ -75,7 +75,7 @@ def plan(
         device_profile = None
     path = chosen_model(context, positional, model)
     with open_model(path if path is not None else demo_model_path()) as opened:
-        machine = _machine(device_profile, engine)
+        machine = _machine(device_profile, engine, Path(opened.file.path))
         profile, decided = machine.profile, _decided(opened, machine, engine)
         found = _expectation(opened, profile, engine, decided)
         notes = idle_notes(engine, decided.plan)
@@ -94,12 +94,16 @@ class _Machine(NamedTuple):
     link: LinkSpeed | None
 
 
-def _machine(name: str | None, engine: EngineConfig) -> _Machine:
-    """Read a profile, or describe the device that is chosen here, and measure it."""
+def _machine(name: str | None, engine: EngineConfig, model: Path) -> _Machine:
+    """Read a profile, or describe the device that is chosen here, and measure it.
+
+    The disk is that of the `model`.
+    """
     from vkmoe.bench.clock import Clock, Memory, host_bytes_per_second
     from vkmoe.bench.measure import MIN_REPEATS
     from vkmoe.cpu.device import n_cores
     from vkmoe.devices import open_device
+    from vkmoe.gguf_file.disk import read_speed
     from vkmoe.gpu.link_speed import LinkSpeed
     from vkmoe.placement.forecast.device_profiles import DeviceProfile, Speeds, read_profile
     from vkmoe.placement.link import link_of_misses
@@ -111,8 +115,9 @@ def _machine(name: str | None, engine: EngineConfig) -> _Machine:
         speed = 0.0 if profile.info.is_uma else profile.speeds.link
         return _Machine(profile, None, LinkSpeed(speed, speed, speed) if speed else None)
     host, link = host_bytes_per_second(engine.threads or n_cores()), None
+    disk = read_speed(model)
     with open_device(engine.device, engine.validation, engine.threads) as device:
-        info, speeds = device.info, Speeds(host, 0.0, host)
+        info, speeds = device.info, Speeds(host, 0.0, host, disk)
         tuning = tuning_for(info, engine.tuning)
         if info.is_vulkan:
             link = link_of_misses(device)
@@ -120,7 +125,7 @@ def _machine(name: str | None, engine: EngineConfig) -> _Machine:
                 found = clock.roofline()
             assert found.link is not None, "every Vulkan device has one"
             reads = 1e9 * found.link.reads.value.median
-            speeds = Speeds(1e9 * found.gb_per_s, reads, host)
+            speeds = Speeds(1e9 * found.gb_per_s, reads, host, disk)
     profile = DeviceProfile(info, available_bytes(), speeds, {"speeds": "measured now"})
     return _Machine(profile, tuning, link)
 
@@ -145,20 +150,23 @@ def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> Decis
 def _expectation(
     model: ModelFile, profile: DeviceProfile, engine: EngineConfig, decided: Decision
 ) -> Expectation:
-    """Bound the speed; hits go by the expert profile, if there is one."""
+    """Bound the speed; hits go by the expert profile, if there is one that has counted uses."""
     from vkmoe.experts.records.profile import load_profile, profiled_model
     from vkmoe.placement.forecast.expectation import expect, token_bytes
+    from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 
-    spec, counts = model.spec, None
+    spec, curve = model.spec, MEAN_CURVE
     if engine.expert_profile is not None and spec.experts is not None:
         tensors = [tensor for layer in model.expert_tensors for tensor in layer]
         described = profiled_model(spec, len(model.expert_tensors), tensors)
         history = load_profile(Path(engine.expert_profile), described, spec.n_vocab)
-        counts = history.counts if history is not None else None
+        if history is not None and history.counts.any():
+            counts = history.counts.reshape(-1, spec.experts.n_experts)
+            curve = HitCurve.of_counts(counts, "--expert-profile, if the most used have the slots")
     weights, embedding, info = decided.weights, model.tensors.embeddings, profile.info
     n_bytes = weights.pieces[0] if info.is_vulkan else embedding.tensor.n_bytes
     read, shared = token_bytes(spec, weights, n_bytes, decided.plan.host_layers), info.is_uma
-    return expect(decided.plan, spec, read, profile.speeds, counts, shares_memory=shared)
+    return expect(decided.plan, spec, read, profile.speeds, curve, shares_memory=shared)
 
 
 # ----- in words -----
@@ -224,6 +232,9 @@ def _speed(profile: DeviceProfile, found: Expectation) -> list[str]:
     hits = f"{100 * found.hit_rate:.1f} % ({reason})" if found.hit_rate is not None else reason
     of_token = f"{read.trunk / _MIB:,.1f} MiB of the trunk, {read.experts / _MIB:,.1f} of experts"
     lines = [f"hit rate      {hits}", f"a token reads {of_token}"]
+    if found.file_share:
+        in_file = found.file_share * read.others / _MIB
+        lines.append(f"from the file {in_file:,.1f} MiB of these: no memory holds them then")
     rates = [f"{found.rate:,.1f} tok/s at most"] if found.rate is not None else []
     if found.without_hits and found.with_hits_alone and found.hit_rate != 1.0:
         ends = f"{found.without_hits:,.1f} without a hit", f"{found.with_hits_alone:,.1f}"
@@ -231,7 +242,7 @@ def _speed(profile: DeviceProfile, found: Expectation) -> list[str]:
     if not rates:
         return [*lines, f"decode        unknown: {found.bound}"]
     lines.append(f"decode        {', '.join(rates)} (bound by {found.bound})")
-    names = {"device": "device memory", "link": "link", "host": "the CPU's memory"}
+    names = {"device": "device memory", "link": "link", "host": "the CPU's memory", "file": "file"}
     given = [f"{names[key]} {x / 1e9:,.1f} GB/s" for key, x in asdict(profile.speeds).items() if x]
     lines.append(f"speeds        {', '.join(given)}")
     return lines + [f"  {key:11} {text}" for key, text in profile.sources.items()]

@@ -31,6 +31,7 @@ class Speeds:
     device: float = 0.0  # by the GPU, its own memory
     link: float = 0.0  # by the GPU, host memory
     host: float = 0.0  # by the CPU
+    file: float = 0.0  # the model's file, where it is not in memory
 
 
 @dataclass(frozen=True)

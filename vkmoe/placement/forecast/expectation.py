@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.placement.forecast.device_profiles import Speeds
+from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 
-__all__ = ["Expectation", "TokenBytes", "expect", "hit_rate_of", "token_bytes"]
+__all__ = [
+    "Expectation",
+    "TokenBytes",
+    "expect",
+    "file_share_of",
+    "hit_rate_of",
+    "token_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,10 @@ class Expectation:
     """Says what to expect of a plan. Rates are tokens per second; None: not known."""
 
     bytes: TokenBytes
-    hit_rate: float | None  # of experts on the device; None where nothing tells
+    hit_rate: float | None  # of experts on the device; None where nothing can miss
+    file_share: float  # of experts' uses, that are read from the file
     hit_rate_reason: str
-    rate: float | None  # at that hit rate
+    rate: float | None  # at these
     without_hits: float | None  # of a cache: where no expert that a token uses is in a slot
     with_hits_alone: float | None  # where all are
     bound: str  # what it is bound by, in words
@@ -61,29 +66,29 @@ def token_bytes(
     return TokenBytes(trunk, experts, others, in_host)
 
 
-def hit_rate_of(
-    plan: MemoryPlan, spec: ModelSpec, counts: NDArray[np.float64] | None = None
-) -> tuple[float | None, str]:
-    """Estimate the share of experts found on the device, and say why so.
-
-    `counts` [n_keys] are uses of each expert that a profile remembers.
-    """
+def hit_rate_of(plan: MemoryPlan, spec: ModelSpec, curve: HitCurve) -> tuple[float, str]:
+    """Estimate the share of experts' uses that are found on the device, and say why so."""
     if spec.experts is None or plan.mode.on_device:
         return 1.0, "all experts are on the device"
-    n_layers = len(spec.moe_layers)
+    n_layers, n_experts = len(spec.moe_layers), spec.experts.n_experts
     if plan.mode.on_cpu:
         share = 1.0 - plan.cpu_layers / n_layers
         return share, f"the CPU computes those of {plan.cpu_layers} of {n_layers} layers"
     if not plan.expert_slots:
         return 0.0, "no expert has a slot"
-    if min(plan.expert_slots) >= spec.experts.n_experts:
+    if min(plan.expert_slots) >= n_experts:
         return 1.0, "every expert has a slot"
-    space = KeySpace(n_layers, spec.experts.n_experts)
-    if counts is None or not counts.any():
-        return None, "unknown without an --expert-profile that has counted uses"
-    by_layer = -np.sort(-counts.reshape(space.n_layers, space.n_experts), axis=1)
-    kept = sum(row[:n].sum() for row, n in zip(by_layer, plan.expert_slots, strict=True))
-    return float(kept / counts.sum()), "by --expert-profile, if the most used have the slots"
+    rates = [curve.rate(n / n_experts) for n in plan.expert_slots]
+    return sum(rates) / n_layers, f"by {curve.reason}"
+
+
+def file_share_of(plan: MemoryPlan, spec: ModelSpec, curve: HitCurve) -> float:
+    """Estimate the share of experts' uses that are read from the file: in no memory when needed."""
+    if not plan.host_slots or spec.experts is None:
+        return 0.0
+    n_held = sum(plan.host_slots) + sum(plan.expert_slots)
+    n_all = len(spec.moe_layers) * spec.experts.n_experts
+    return 1.0 - curve.rate(min(1.0, n_held / n_all))
 
 
 def expect(
@@ -91,20 +96,28 @@ def expect(
     spec: ModelSpec,
     read: TokenBytes,
     speeds: Speeds,
-    counts: NDArray[np.float64] | None = None,
+    curve: HitCurve = MEAN_CURVE,
     *,
     shares_memory: bool = False,
 ) -> Expectation:
-    """Bound the tokens per second by the memory they wait for; `counts` as in `hit_rate_of`.
+    """Bound the tokens per second by the memory they wait for, at the hit rates of `curve`.
 
     `shares_memory`: the device and the CPU read the same memory, and take turns at it.
     """
-    hit_rate, reason = hit_rate_of(plan, spec, counts)
+    hit_rate, reason = hit_rate_of(plan, spec, curve)
+    in_file = file_share_of(plan, spec, curve)
+    known: float | None = hit_rate
+    if shares_memory and not (plan.mode.on_device or plan.cpu_layers):
+        known, reason = None, "the device reads the host's memory in place"
     by_cpu = plan.cpu_layers > 0
     other, name = (speeds.host, "the CPU's memory") if by_cpu else (speeds.link, "the link")
     link = speeds.device if shares_memory else speeds.link
-    if not speeds.device or not (other or hit_rate == 1.0) or (read.trunk_in_host and not link):
-        return Expectation(read, hit_rate, reason, None, None, None, "speeds are not known")
+    lacks_other = not other and hit_rate != 1.0
+    if not speeds.device or lacks_other or (read.trunk_in_host and not link):
+        return Expectation(read, known, in_file, reason, None, None, None, "speeds are not known")
+    if in_file and not speeds.file:
+        bound = "the file, whose speed is not known"
+        return Expectation(read, known, in_file, reason, None, None, None, bound)
 
     def rate(share: float) -> float:
         experts = share * read.experts / speeds.device
@@ -114,11 +127,13 @@ def expect(
         # Within a layer a GPU and the CPU compute at the same time; all else takes turns.
         together = plan.mode.is_hybrid and not shares_memory
         seconds = trunk + (max(experts, missed) if together else experts + missed)
+        if in_file:  # into host memory first
+            seconds += min(in_file, 1 - share) * read.others / speeds.file
         return 1 / seconds if seconds else 0.0
 
-    at = rate(hit_rate) if hit_rate is not None else None
-    read_over = [name] if hit_rate != 1.0 else []
+    read_over = [name] if hit_rate != 1.0 and not (shares_memory and not by_cpu) else []
     read_over += ["the link"] if read.trunk_in_host and "the link" not in read_over else []
+    read_over += ["the file"] if in_file else []
     bound = " and ".join(["device memory", *read_over])
-    worst, best = (rate(0.0), rate(1.0)) if plan.mode.in_cache and other else (None, None)
-    return Expectation(read, hit_rate, reason, at, worst, best, bound)
+    worst, best = (rate(0.0), rate(1.0)) if plan.mode.in_cache else (None, None)
+    return Expectation(read, known, in_file, reason, rate(hit_rate), worst, best, bound)
