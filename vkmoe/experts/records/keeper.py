@@ -18,6 +18,7 @@ from pathlib import Path
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.decide.token_table import History
+from vkmoe.experts.records.importance import is_importance_file
 from vkmoe.experts.records.profile import load_profile, profile_text, profiled_model
 from vkmoe.experts.records.report import FORMAT, ExpertReport, as_document, as_text
 from vkmoe.facts import ModelSpec
@@ -54,10 +55,10 @@ class RecordKeeper:
         self.seed: History | None = None
         check_outputs(self._outputs)
         _refuse_foreign(self._outputs)
-        stats, profile = config.expert_stats, config.expert_profile
+        profile = config.expert_profile
         if profile is not None and not expert_layers:
             log.warning("the model has no experts: the expert profile %s is not used", profile)
-            self._outputs.pop()
+            self._outputs = [each for each in self._outputs if each[0] != PROFILE]
             profile = None
         if profile is not None:
             tensors = [tensor for layer in expert_layers for tensor in layer]
@@ -65,8 +66,9 @@ class RecordKeeper:
             self.seed = load_profile(Path(profile), self._model, spec.n_vocab)
             if self.seed is not None and self.seed.counts.any():
                 log.info("expert profile %s: the most used experts come first", profile)
-        for what, asked in (("statistics", stats), ("profile", profile)):
-            if asked is not None and (reason := reason_against_writing(Path(asked))):
+        firsts = {option: path for option, path in reversed(self._outputs)}
+        for what, option in (("statistics", STATS), ("profile", PROFILE)):
+            if option in firsts and (reason := reason_against_writing(firsts[option])):
                 log.warning("the expert %s will not be written at the end: %s", what, reason)
 
     def write(self, report: ExpertReport, history: History) -> None:
@@ -105,7 +107,8 @@ def record_outputs(config: EngineConfig) -> list[tuple[str, Path]]:
     """Return the option and path of every file that the records of a run are written to.
 
     Those of one option begin with the path that was asked for. `stats.txt` and `stats.json` belong
-    together; to any other name of the text, .json is appended. A pipe has nothing beside it.
+    together; to any other name of the text, .json is appended. A pipe has nothing beside it. An
+    importance file is read as a profile, but not written.
     """
     outputs = []
     if config.expert_stats is not None:
@@ -113,8 +116,9 @@ def record_outputs(config: EngineConfig) -> list[tuple[str, Path]]:
         other = {".json": ".txt", ".txt": ".json"}.get(path.suffix)
         beside = path.with_suffix(other) if other else Path(f"{path}.json")
         outputs += [(STATS, each) for each in (path, beside)[: 1 if _is_stream(path) else 2]]
-    if config.expert_profile is not None:
-        outputs.append((PROFILE, Path(config.expert_profile)))
+    profile = config.expert_profile
+    if profile is not None and not is_importance_file(Path(profile)):
+        outputs.append((PROFILE, Path(profile)))
     return outputs
 
 

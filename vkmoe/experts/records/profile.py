@@ -29,6 +29,7 @@ from vkmoe.experts.decide.token_table import (
     n_rows_of,
     row_bytes,
 )
+from vkmoe.experts.records.importance import is_importance_file, read_importance
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.header import shown
@@ -115,10 +116,14 @@ def _text_of(values: NDArray[np.uint16]) -> str:
 def load_profile(path: Path, model: ProfiledModel, n_vocab: int) -> History | None:
     """Return what an earlier run left; None if there is no such file.
 
-    No more ids are expected than the `n_vocab` that the model has.
+    Of an importance file (importance.py) the uses are returned. No more ids are expected than the
+    `n_vocab` that the model has.
 
     Raises VkmoeError for a file that cannot be read, is damaged or belongs to another model.
     """
+    if is_importance_file(path):
+        n_layers, n_experts, n_used = model.n_moe_layers, model.n_experts, model.n_used
+        return History(read_importance(path, n_layers, n_experts, n_used))
     limit = _BYTES_BESIDE + _BYTES_PER_COUNT * model.n_moe_layers * model.n_experts
     n_rows = min(n_vocab, n_rows_of(model.n_moe_layers, model.n_used))
     bytes_per_row = row_bytes(model.n_moe_layers, model.n_used) * 4 / 3  # base64
