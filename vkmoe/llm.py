@@ -15,6 +15,7 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
+    Set,
 )
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields, replace
@@ -22,7 +23,7 @@ from functools import cached_property
 from importlib.resources import files
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +37,16 @@ from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.checks import (
+    check_choice,
     check_flag,
+    check_kind,
     check_max_tokens,
     check_n_logprobs,
     check_path,
+    check_prompts,
     check_text,
     checked_biases,
+    shortened,
     stop_texts,
     token_ids,
 )
@@ -133,6 +138,7 @@ class LLM(Closing):
         """
         started = time.perf_counter()
         config = _with_options(EngineConfig, config, options)
+        check_kind("progress", progress, Callable | None, "give a function of two numbers")
         if not isinstance(model, ModelFile):
             check_path("model", model)
             model = open_model(model if model is not None else demo_model_path())
@@ -250,15 +256,15 @@ class LLM(Closing):
         check_flag("scores_prompt", scores_prompt)
         stops = stop_texts(stop)
         check_n_logprobs(n_logprobs)
-        if not isinstance(constraint, Constraint | None):
-            raise UsageError(f"constraint is {constraint!r:.60}", "see LLM.constraints")
+        check_kind("constraint", constraint, Constraint | None, "see LLM.constraints")
+        check_kind("shown", shown, Set, "give a set of token ids")
         if constraint is not None and constraint.tokenizer is not self.tokenizer:
             raise UsageError(
                 "the constraint was made for another model", "make it by this LLM's `constraints`"
             )
         if with_routing and self.spec.experts is None:
             raise UsageError("the model has no experts", "leave return_routed_experts out")
-        biases = checked_biases(logit_bias or {}, self.spec.n_vocab)
+        biases = checked_biases({} if logit_bias is None else logit_bias, self.spec.n_vocab)
         tokens = tuple(self._prompt_tokens(prompt))
         return Request(
             tokens,
@@ -288,6 +294,7 @@ class LLM(Closing):
         is set when the iterator ends, is closed, or is interrupted (Ctrl-C is passed on). Raises
         PromptError for a prompt that is empty or does not fit, now; errors of the model later.
         """
+        check_kind("progress", progress, Callable | None, "give a function of two numbers")
         (request,) = self._requests([prompt], sampling, options)
         return self._pieces(request, progress)
 
@@ -342,6 +349,7 @@ class LLM(Closing):
         They are run as tokens of a reply, or of a prompt, which may differ by rounding. Where
         replies use all regions of the KV cache, one of them goes on to its end first.
         """
+        check_choice("phase", phase, get_args(Phase))
         ids = self._prompt_tokens(tokens)
         logits = np.empty((len(ids), self.spec.n_vocab), np.float32)
 
@@ -358,6 +366,7 @@ class LLM(Closing):
         Raises PromptError for a text with fewer tokens than a window, UsageError for windows longer
         than the context. Other calls may come in between two windows.
         """
+        check_kind("windows", windows, Windows, "see vkmoe.generate.perplexity")
         if windows.length > self.engine.ctx_size:
             raise UsageError(
                 f"a window of {windows.length} tokens is longer than the context of "
@@ -419,8 +428,7 @@ class LLM(Closing):
         self, prompts: Sequence[Any], sampling: SamplingConfig | None, options: dict[str, Any]
     ) -> list[Request]:
         """Check each prompt that is not a Request yet. Raises what `request` raises."""
-        if isinstance(prompts, str):
-            raise PromptError("a text is one prompt, not several", "put it into a list")
+        check_prompts(prompts)
         return [
             prompt if isinstance(prompt, Request) else self.request(prompt, sampling, **options)
             for prompt in prompts
@@ -580,7 +588,9 @@ def _with_options(kind: type[Config], config: Config | None, options: dict[str, 
     """Return `config`, or a default, with fields replaced. Raises UsageError for unknown ones."""
     known = {item.name for item in fields(kind)}
     if config is not None and not isinstance(config, kind):
-        raise UsageError(f"{config!r:.60} is no {kind.__name__}", "give options by their names")
+        raise UsageError(
+            f"{shortened(config)} is no {kind.__name__}", "give options by their names"
+        )
     if unknown := sorted(set(options) - known):
         raise UsageError(
             f"unknown option {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"

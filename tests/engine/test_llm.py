@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ import vkmoe
 from tests.engine.tiny import model_path, rewrite, with_metadata
 from tests.live import live_objects
 from vkmoe.config import EngineConfig, SamplingConfig
-from vkmoe.errors import ModelFileError, PromptError, UnsupportedModelError, UsageError
+from vkmoe.errors import (
+    ModelFileError,
+    PromptError,
+    UnsupportedModelError,
+    UsageError,
+    VkmoeError,
+)
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM, GenerationResult, demo_model_path
 
@@ -156,6 +162,8 @@ def test_penalties_change_the_reply(llm: LLM) -> None:
         ({"temp": "hot"}, "temp is 'hot'"),
         ({"sampling": {"temp": 1}}, "{'temp': 1} is no SamplingConfig"),
         ({"constraint": "a*"}, "constraint is 'a\\*'"),
+        ({"shown": [5]}, r"shown is \[5\]"),
+        ({"max_tokens": np.zeros((2, 2))}, r"max_tokens is array\(\[\[0., 0.\],        \[0., 0.\]"),
     ],
 )
 def test_wrong_options_of_a_generation_are_named(
@@ -176,6 +184,7 @@ def test_wrong_options_of_a_generation_are_named(
         ({"ctx_size": 2.5}, "ctx_size is 2.5"),
         ({"config": {"ctx_size": 64}}, "no EngineConfig"),
         ({"model": 5}, "model is 5"),
+        ({"progress": 5}, "progress is 5"),
     ],
 )
 def test_wrong_options_of_a_model_are_named(options: dict[str, Any], words: str) -> None:
@@ -208,6 +217,7 @@ def test_a_config_and_keywords_combine() -> None:
         (b"abc", "prompt is b'abc'"),
         ([1.5], r"prompt is \[1.5\]"),
         ({1, 2}, r"prompt is \{1, 2\}"),
+        (np.array(5), r"prompt is array\(5\)"),
     ],
 )
 def test_unusable_prompts_are_refused_before_anything_runs(
@@ -222,6 +232,24 @@ def test_unusable_prompts_are_refused_before_anything_runs(
     if not isinstance(prompt, str):
         with pytest.raises(PromptError, match=words):
             llm.logits(prompt)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda llm: llm.generate_many(5), "prompts is 5"),
+        (lambda llm: llm.stream_many({"a": 1}), "prompts is {'a': 1}"),
+        (lambda llm: llm.stream(PROMPT, progress=5), "progress is 5"),
+        (lambda llm: llm.logits(PROMPT, phase="draft"), "phase is 'draft'"),
+        (lambda llm: llm.perplexity("a text", 5), "windows is 5"),
+    ],
+)
+def test_wrong_arguments_of_other_calls_are_named(
+    llm: LLM, call: Callable[[LLM], object], words: str
+) -> None:
+    with pytest.raises(VkmoeError, match=words) as caught:
+        call(llm)
+    assert caught.value.hint
 
 
 def test_text_and_its_tokens_are_the_same_prompt(llm: LLM) -> None:
@@ -349,6 +377,7 @@ def test_a_bias_forces_a_token(llm: LLM) -> None:
         ({"logit_bias": {"5": 1.0}}, "token '5'"),
         ({"logit_bias": {5: "x"}}, "of token 5 is 'x'"),
         ({"logit_bias": [5]}, r"logit_bias is \[5\]"),
+        ({"logit_bias": np.zeros(2)}, r"logit_bias is array\(\[0., 0.\]\)"),
         ({"logit_bias": {5: 100.5}}, "of token 5 is 100.5"),
         ({"logit_bias": {5: float("nan")}}, "of token 5 is nan"),
     ],

@@ -6,7 +6,8 @@ It owns types and bounds of the arguments that are no fields of a config (config
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -15,12 +16,16 @@ from vkmoe.errors import PromptError, UsageError
 __all__ = [
     "MAX_BIAS",
     "MAX_LOGPROBS",
+    "check_choice",
     "check_flag",
+    "check_kind",
     "check_max_tokens",
     "check_n_logprobs",
     "check_path",
+    "check_prompts",
     "check_text",
     "checked_biases",
+    "shortened",
     "stop_texts",
     "token_ids",
 ]
@@ -34,59 +39,80 @@ def token_ids(prompt: Any) -> list[int]:
     """Return the ids of a prompt that is no text. Raises PromptError for anything else."""
     is_sequence = all(hasattr(type(prompt), name) for name in ("__getitem__", "__len__"))
     if is_sequence and not isinstance(prompt, _NO_IDS):
-        ids = [int(token) for token in prompt if _is_whole(token)]
-        if len(ids) == len(prompt):
-            return ids
+        with suppress(TypeError):  # an array without dimensions has no items
+            ids = [int(token) for token in prompt if _is_whole(token)]
+            if len(ids) == len(prompt):
+                return ids
     raise PromptError(
-        f"the prompt is {_shortened(prompt)}, neither a text nor token ids",
+        f"the prompt is {shortened(prompt)}, neither a text nor token ids",
         "several prompts go in a list",
     )
+
+
+def check_prompts(prompts: object) -> None:
+    """Raise PromptError for what is not several prompts."""
+    if isinstance(prompts, str):
+        raise PromptError("a text is one prompt, not several", "put it into a list")
+    if isinstance(prompts, _NO_IDS) or not isinstance(prompts, Iterable):
+        raise PromptError(f"prompts is {shortened(prompts)}", "give a list of texts, or of ids")
 
 
 def stop_texts(stop: object) -> tuple[str, ...]:
     """Return the texts that end a reply, given one or several. Raises UsageError for others."""
     stops = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, list | tuple) or not all(isinstance(text, str) for text in stops):
-        raise UsageError(f"stop is {_shortened(stop)}", "use a text, or a list of texts")
+        raise UsageError(f"stop is {shortened(stop)}", "use a text, or a list of texts")
     if not all(stops):
         raise UsageError("a stop string is empty", "leave the option out for no stop string")
     return tuple(stops)
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise UsageError for what is none of `choices`."""
+    if value not in choices:
+        raise UsageError(f"{name} is {shortened(value)}", f"use {' or '.join(choices)}")
+
+
+def check_kind(name: str, value: object, kind: Any, hint: str) -> None:
+    """Raise UsageError for what is not of a type, or of a union of types."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} is {shortened(value)}", hint)
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise UsageError for what is neither True nor False."""
     if not isinstance(value, bool):
-        raise UsageError(f"{name} is {_shortened(value)}", "use true or false")
+        raise UsageError(f"{name} is {shortened(value)}", "use true or false")
 
 
 def check_max_tokens(max_tokens: object) -> None:
     """Raise UsageError for what is neither None nor a whole number from 0."""
     if max_tokens is not None and not (_is_whole(max_tokens) and max_tokens >= 0):
         hint = "use a whole number from 0, or None for no limit"
-        raise UsageError(f"max_tokens is {_shortened(max_tokens)}", hint)
+        raise UsageError(f"max_tokens is {shortened(max_tokens)}", hint)
 
 
 def check_n_logprobs(n_logprobs: object) -> None:
     """Raise UsageError for what is neither None nor a number of tokens up to MAX_LOGPROBS."""
     if n_logprobs is not None and not (_is_whole(n_logprobs) and 0 <= n_logprobs <= MAX_LOGPROBS):
         hint = f"use 0 to {MAX_LOGPROBS}, or None for none at all"
-        raise UsageError(f"n_logprobs is {_shortened(n_logprobs)}", hint)
+        raise UsageError(f"n_logprobs is {shortened(n_logprobs)}", hint)
 
 
 def checked_biases(logit_bias: object, n_vocab: int) -> tuple[tuple[int, float], ...]:
     """Return what is added to logits, by rising token. Raises UsageError."""
     if not isinstance(logit_bias, Mapping):
-        raise UsageError(f"logit_bias is {_shortened(logit_bias)}", "use a dict: {token id: bias}")
+        raise UsageError(f"logit_bias is {shortened(logit_bias)}", "use a dict: {token id: bias}")
     for token, bias in logit_bias.items():
         if not (_is_whole(token) and 0 <= token < n_vocab):
             raise UsageError(
-                f"logit_bias names token {_shortened(token)}, which is not one of the model's "
+                f"logit_bias names token {shortened(token)}, which is not one of the model's "
                 f"{n_vocab}",
                 "use ids of this model's tokenizer",
             )
         if not (isinstance(bias, Real) and abs(float(bias)) <= MAX_BIAS):
             raise UsageError(
-                f"logit_bias of token {token} is {_shortened(bias)}",
+                f"logit_bias of token {token} is {shortened(bias)}",
                 f"use -{MAX_BIAS} to {MAX_BIAS}",
             )
     return tuple(sorted((int(token), float(bias)) for token, bias in logit_bias.items()))
@@ -95,19 +121,20 @@ def checked_biases(logit_bias: object, n_vocab: int) -> tuple[tuple[int, float],
 def check_text(name: str, value: object) -> None:
     """Raise UsageError for what is no text."""
     if not isinstance(value, str):
-        raise UsageError(f"{name} is {_shortened(value)}, not text", "decode bytes first")
+        raise UsageError(f"{name} is {shortened(value)}, not text", "decode bytes first")
 
 
 def check_path(name: str, value: object) -> None:
     """Raise UsageError for what is neither a path nor None."""
     if not isinstance(value, str | os.PathLike | None):
-        raise UsageError(f"{name} is {_shortened(value)}, not a path", "give a text or a Path")
+        raise UsageError(f"{name} is {shortened(value)}, not a path", "give a text or a Path")
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _shortened(value: object) -> str:
-    text = repr(value)
+def shortened(value: object) -> str:
+    """Write a value in one line."""
+    text = " ".join(repr(value).splitlines())
     return text if len(text) <= 60 else text[:57] + "..."
