@@ -1,4 +1,4 @@
-"""Puts the answers of a server together: which path has which, and what becomes of errors."""
+"""Puts the answers of a server together: their paths, what becomes of errors, what is logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vkmoe.server.api import facts
 from vkmoe.server.api.chat import answer_chat
@@ -26,12 +26,14 @@ from vkmoe.server.errors import ApiError
 from vkmoe.server.guard import Guard, error_response
 from vkmoe.server.openapi import JSON, described, document
 from vkmoe.server.page_files import PageFile, answer_file, read_page
-from vkmoe.server.replies import ClientGone
-from vkmoe.server.request_log import RequestLog
+from vkmoe.server.replies import ClientGone, Reply
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
 
 __all__ = ["ANSWERS", "OPEN_PATHS", "make_app"]
+
+_CLIENT_GONE = 499  # what nginx calls a request whose client left before the answer
+_MOST_METHOD, _MOST_PATH = 20, 200  # characters of a line in the log
 
 Answer = Callable[[Service, Request], Awaitable[Response]]
 
@@ -119,7 +121,7 @@ def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIA
         },
         lifespan=lifespan,
     )
-    return RequestLog(Guard(app, host, api_keys, OPEN_PATHS))
+    return _RequestLog(Guard(app, host, api_keys, OPEN_PATHS))
 
 
 def _endpoint(service: Service, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
@@ -167,3 +169,54 @@ async def _failed(request: Request, error: Exception) -> Response:
     log.error("internal error in %s", request.url.path, exc_info=error)
     refused = ApiError(500, f"internal error, {type(error).__name__}")
     return error_response(refused, request.url.path)
+
+
+# ----- one line for each request -----
+
+
+class _RequestLog:
+    """Logs a line for each request for `app`: what it asked and what it took, but no text of it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        loop = asyncio.get_running_loop()
+        began, status = loop.time(), _CLIENT_GONE
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            path = scope["raw_path"].decode("ascii")  # with control characters quoted
+            asked = f"{scope['method'][:_MOST_METHOD]} {path[:_MOST_PATH]}"
+            took = f"{status} in {loop.time() - began:.3f} s"
+            replies = scope.get("state", {}).get("replies", ())
+            log.info("%s %s%s", asked, took, _costs(replies, began))
+
+
+def _costs(replies: Sequence[Reply], began: float) -> str:
+    """Say how many tokens the prompts and replies of a request have, and how fast they came.
+
+    `began` is when the request came, in seconds of the event loop's clock.
+    """
+    if not replies:
+        return ""
+    each = [reply.generation for reply in replies]
+    n_prompt, n_reply = sum(g.n_prompt for g in each), sum(g.n_generated for g in each)
+    costs = [f": {n_prompt} + {n_reply} tokens"]
+    firsts = [reply.first_at for reply in replies if reply.first_at is not None]
+    if firsts:
+        costs.append(f"the first after {min(firsts) - began:.3f} s")
+        seconds = max(reply.last_at for reply in replies) - min(firsts)
+        if seconds > 0:
+            costs.append(f"{(n_reply - len(firsts)) / seconds:.1f} tok/s")
+    return ", ".join(costs)
