@@ -211,6 +211,8 @@ PART = {"type": "object", "properties": {"b": {"enum": [2]}}}
     [
         (OPEN, '{"a":1}', True),
         (OPEN, '{"a":1,"b":2}', False),
+        ({**OPEN, "type": ["object", "null"]}, '{"a":1,"b":2}', False),
+        ({**OPEN, "type": ["object", "null"]}, "null", True),
         ({"type": "array", "items": {"anyOf": [OPEN, {"type": "null"}]}}, '[{"b":2}]', False),
         ({**OPEN, "additionalProperties": True}, '{"a":1,"b":2}', True),
         ({**OPEN, "additionalProperties": {"type": "string"}}, '{"a":1,"b":"x"}', True),

@@ -323,7 +323,9 @@ def _closed(value: Any) -> Any:
         return value
     found = {key: each if key in _DATA else _closed(each) for key, each in value.items()}
     listed, required = value.get("properties"), value.get("required") or []
-    if value.get("type") != "object" or not isinstance(listed, Mapping) or not listed:
+    types = value.get("type")
+    is_object = "object" in (types if isinstance(types, list | tuple) else [types])
+    if not is_object or not isinstance(listed, Mapping) or not listed:
         return found
     are_listed = isinstance(required, list | tuple) and all(
         isinstance(name, str) and name in listed for name in required
