@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -19,9 +21,16 @@ from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.service import Service
 from vkmoe.server.serving import Server, bind
 
-__all__ = ["Served", "serving"]
+__all__ = ["Served", "run_async", "serving"]
 
 HOST = "127.0.0.1"
+Result = TypeVar("Result")
+
+
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on a thread of its own: the browser of other tests leaves a loop running."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
 
 
 @dataclass

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.server.conftest import HOST, Served, serving
+from tests.server.conftest import HOST, Served, run_async, serving
 from tests.server.test_ending import served, wait
 from vkmoe.server.connections import Limits
 from vkmoe.server.serving import bind
@@ -61,7 +61,7 @@ def test_small_parts_are_sent_at_once() -> None:
             writer.close()
             return await found
 
-    assert asyncio.run(option()) == 1
+    assert run_async(option()) == 1
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from tests.server.conftest import Served, serving
+from tests.server.conftest import Served, run_async, serving
 from vkmoe.server.guard import Guard
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -409,5 +409,5 @@ def test_bodies_that_are_not_answered_yet_have_a_limit_together() -> None:
         await request(guard, 100)
         await request(guard, 101)
 
-    asyncio.run(together())
+    run_async(together())
     assert statuses == [503, 200, 200, 413]
