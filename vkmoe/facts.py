@@ -535,6 +535,8 @@ class MemoryPlan:
     expert_slots: tuple[int, ...] = ()
     sizing: CacheSizing | None = None
     host_slots: tuple[int, ...] = ()  # () where there are homes for all
+    # These hold every expert that has no slot, so that none comes from the file once all is loaded.
+    exchanges: bool = False
     landing_slots: int = 0  # of each layer that has slots, besides these
     cpu_layers: int = 0  # MoE layers from the first on whose experts the CPU computes
     host_layers: int = 0  # from the last on, whose trunk is in host memory

@@ -27,6 +27,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "small pool, slots and landing": {"host_pool": "4MiB", "expert_slots": 8, "miss": "gather",
                                       "promote_on_read": True, "expert_copies": "overlap",
                                       "expert_predictor": "correlation"},
+    "exchange": {"host_pool": "15MiB", "expert_slots": 12, "promote_on_read": True},
     "four sequences": {"parallel": 4, "ubatch_size": 96},
     "two with drafts and slots": {"parallel": 2, "draft": "lookup", "expert_slots": 8},
     "drafts, small chunks": {"draft": "lookup", "ubatch_size": 8},
@@ -121,7 +122,9 @@ def check_work(llm: LLM) -> None:
     assert (cache is None) == (llm.plan.mode.experts_in in ("device", "cpu"))
     if cache is not None and llm.plan.expert_slots:
         assert cache.counters.n_uploads + cache.counters.n_landed > 0
-    if cache is not None and cache.pool is not None:
+    if llm.plan.exchanges:
+        assert cache is not None and cache.counters.n_written_back > 0
+    elif cache is not None and cache.pool is not None:
         assert cache.pool.counters.n_reads > sum(llm.plan.host_slots)  # more than at the start
 
 

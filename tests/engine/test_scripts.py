@@ -29,6 +29,11 @@ TINY, CTX_SIZE, N_REGIONS, N_SCRIPTS = model_path("moe_plain"), 96, 4, 50
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
     "kept as they are read": {"expert_slots": 2, "promote_on_read": True},
+    "exchanging": {
+        "expert_slots": 4,
+        "host_pool": "256KiB",
+        "promote_on_read": True,
+    },
     "stepped, few slots, half a pool": {
         "executor": "stepped",
         "expert_slots": 2,

@@ -70,6 +70,12 @@ MOVING: dict[str, dict[str, Any]] = {
     "overlapped": {"expert_copies": "overlap", "promote_on_read": True},
     "gathered": {"expert_copies": "overlap", "promote_on_read": True, "miss": "gather"},
     "stepped": {"executor": "stepped", "expert_copies": "overlap"},
+    "exchanging": {
+        "expert_slots": 12,
+        "host_pool": "15MiB",
+        "promote_on_read": True,
+        "expert_copies": "overlap",
+    },
     "from the file": {"host_pool": "8MiB", "promote_on_read": True, "miss": "gather"},
 }
 
@@ -77,12 +83,13 @@ MOVING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", MOVING)
 def test_a_generation_whose_experts_move_is_silent(how: str) -> None:
     """A thread copies beside tokens, kernels store into slots, and a token is many submits."""
-    with LLM(validation=True, ctx_size=64, expert_slots=4, **MOVING[how]) as llm:
+    with LLM(validation=True, ctx_size=64, **{"expert_slots": 4, **MOVING[how]}) as llm:
         result = llm.generate(PROMPT, max_tokens=8, temp=0, ignore_eos=True)
         llm.engine.settle()
         cache = llm.engine.cache
         assert len(result.token_ids) == 8 and cache is not None
         assert cache.counters.n_uploads + cache.counters.n_landed > 0
+        assert (cache.counters.n_written_back > 0) == (how == "exchanging")
         assert llm.engine.device.validation_messages() == []
 
 

@@ -173,6 +173,7 @@ class Rig(Closing):
         """One token: its submit begins, reads, ends. Checks everything; returns the hits."""
         reader = self.begin()
         self.read(reader, routing)
+        self.cache.meanwhile()
         hits = self.end(reader, routing)
         self.cache.check_integrity()
         return hits
@@ -183,6 +184,8 @@ class Rig(Closing):
         for layer in range(self.space.n_layers):
             self.cache.need(layer, routing[layer][None])
             reader = self.begin(first=False)
+            self.read(reader, routing, [layer])
+            self.cache.meanwhile()
             self.read(reader, routing, [layer])
             self.table.end(reader)
         hits: NDArray[np.bool_] = self.over(routing[None])[0]
@@ -204,7 +207,6 @@ class Rig(Closing):
     def over(self, routing: Routing, filled: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
         """A run [n_tokens, n_layers, n_used] is over: it is learned from and decided on."""
         hits: NDArray[np.bool_] = self.cache.after_run(routing, filled)
-        self.cache.residency.learn()
         self.cache.decide(NOTHING_KNOWN)
         return hits
 

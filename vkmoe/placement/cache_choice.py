@@ -119,8 +119,14 @@ def cache_settings(
         return settings
     pins = _pins(config, experts.n_used, plan.expert_slots)
     if plan.mode.in_cache:
-        fills, admission = plan.mode.is_hybrid, config.expert_admission
-        settings = replace(settings, pins=pins, admission=admission, fills=fills)
+        fills = plan.mode.is_hybrid or plan.exchanges
+        settings = replace(
+            settings,
+            pins=pins,
+            admission=config.expert_admission,
+            fills=fills,
+            exchanges=plan.exchanges,
+        )
     elif not plan.host_slots:
         return settings
     return replace(

@@ -160,7 +160,7 @@ def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
     """
     if made.cpu_layers:
         return replace(made, executor_reason="the CPU takes turns within it")
-    if not made.host_slots:
+    if not made.host_slots or made.exchanges:
         default = "every expert is where the device can read it"
         reason = "as --executor" if config.executor else default
         return replace(made, executor=config.executor or "fused", executor_reason=reason)
@@ -340,6 +340,7 @@ class _PlacedExperts:
             sizing=self._sizing(slots, layout.own_bytes(slots)),
             lines=(*self._base.lines, *lines),
             host_slots=pool.slots,
+            exchanges=layout.holds_all(slots, pool.slots),
             landing_slots=layout.n_landing,
             brought_places=layout.brought_places,
         )

@@ -116,6 +116,13 @@ class SlotLayout:
 
     # ----- in a host pool -----
 
+    def holds_all(self, slots: Sequence[int], host_slots: Sequence[int]) -> bool:
+        """Say whether slots of each layer and host slots of each size hold all experts together."""
+        n_free = dict(zip(dict.fromkeys(self.span_bytes), host_slots, strict=False))
+        for n_slots, size in zip(slots, self.span_bytes, strict=True):
+            n_free[size] = n_free.get(size, 0) + n_slots - self.n_experts
+        return bool(host_slots) and min(n_free.values()) >= 0
+
     def host_arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
         """Lay out host slots: so many of each size."""
         sizes = zip(dict.fromkeys(self.span_bytes), slots, strict=True)

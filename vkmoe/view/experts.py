@@ -166,7 +166,8 @@ class ExpertView:
         if self._spec.experts is None:
             return None
         if tracker.watch is None:
-            pool = tracker.cache.pool.residency if tracker.cache and tracker.cache.pool else None
+            cache, reads = tracker.cache, not self._engine.plan.exchanges
+            pool = cache.pool.residency if cache and cache.pool and reads else None
             # Versions of an earlier watch are unknown to this one.
             elsewhere, first = self._elsewhere(), self._version + 1
             tracker.watch = ExpertWatch(tracker.residency, pool, elsewhere, first)
@@ -187,7 +188,7 @@ class ExpertView:
             letter = BY_CPU
         elif mode.on_device or mode.on_cpu:
             letter = IN_DEVICE
-        elif plan.host_slots:
+        elif plan.host_slots and not plan.exchanges:
             letter = IN_FILE
         found = np.full(space.n_keys, letter, np.uint8)
         if mode.on_cpu:

@@ -113,6 +113,23 @@ class Policy(ABC):
         self._note_entry(keys)
         self.locations.enter(keys, victims)  # last: an expert with a slot has its recency
 
+    def leaving_order(self, worth: Values | None) -> Keys:
+        """Order the experts of each pool, the next to leave first: [n_pools, widest pool].
+
+        By their `worth` [n_keys], or where there is none by the policy's own values; pinned ones
+        come last, and n_keys behind the last expert.
+        """
+        pools = [*range(len(self.pools))]
+        holders, unpinned = self.locations.holders(pools), self.locations.all_unpinned
+        if worth is not None:
+            values = worth.take(holders, mode="clip")
+        else:
+            values = self._value(holders, unpinned[holders], pools)
+        stays = np.where(holders == self.space.n_keys, 2, ~unpinned[holders])  # 1: pinned, 2: none
+        order = np.lexsort((self._last[holders], values.astype(np.float32), stays), axis=-1)
+        found: Keys = np.take_along_axis(holders, order, axis=1)
+        return found
+
     def pin(self, keys: Keys, rule: int = 1) -> Keys:
         """Pin these keys, and no others, by a rule; return those that may leave again.
 

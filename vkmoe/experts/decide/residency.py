@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from vkmoe.choices import PolicyName
 from vkmoe.experts.decide import pins
+from vkmoe.experts.decide.backing import Backing
 from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Mask
 from vkmoe.experts.decide.locations import NO_POOL, Locations, Move
 from vkmoe.experts.decide.pins import PinChange, Pinning
@@ -79,6 +80,7 @@ class Residency:
         self._undecided: list[tuple[Keys, Keys]] = []
         # The host pool where it does not hold all experts: only those in it can be copied.
         self.host: Locations | None = None
+        self.backing: Backing | None = None  # where experts exchange places
         self._awaits_pinned = False  # some expert that was pinned by hand may have no slot yet
         self.reasons: Reasons | None = None  # noted while that is watched
 
@@ -148,6 +150,30 @@ class Residency:
         """Learn from what was observed, if that was not done: the ids of tokens, and fits."""
         if self._foresight is not None:
             self._foresight.learn()
+
+    def exchange_with(self, host: Locations) -> None:
+        """Note that `host` memory and slots hold the experts together from now on.
+
+        Experts that are in slots alone do not leave until they are backed.
+        """
+        self.host, self.backing = host, Backing(self.locations, host)
+
+    def to_back(self) -> list[Move]:
+        """Return which experts get a home now, because they are next to leave, and whose place."""
+        if self.backing is None:
+            return []
+        absent = np.flatnonzero(~self.locations.resident & (self.locations.pool_of != NO_POOL))
+        n_pools = len(self._pools)
+        uses = self.counts.of(absent)
+        missed = np.bincount(self.locations.pool_of[absent], uses, n_pools).astype(np.float64)
+        return self.backing.moves(self.leaving_order(), missed)
+
+    def leaving_order(self) -> Keys:
+        """Return the experts of each pool, the next to leave first, as `Policy` does."""
+        foresight = self._foresight
+        ranks = foresight is not None and foresight.ranks
+        worth = foresight.held_worth if foresight is not None and ranks else None
+        return self._policy.leaving_order(worth)
 
     def decide(
         self,
@@ -371,6 +397,8 @@ class Residency:
             return []
         needed = self.locations.arriving
         needed[used] = True
+        if self.backing is not None:
+            needed |= self.backing.unbacked
         return self._policy.promote(newcomers, needed, limits)
 
     def _pin(
@@ -448,6 +476,25 @@ class PoolResidency:
             if coming:
                 moves += self._bring(pool, coming, busy, in_slots)
         return moves
+
+    def enter(self, moves: Sequence[Move]) -> None:
+        """Give experts the places that were chosen for them."""
+        keys = np.array([move.key for move in moves], np.int64)
+        self._policy.enter(keys, np.array([move.victim for move in moves], np.int64))
+
+    def crowding(self, in_slots: Mask) -> Keys:
+        """Return which experts are here and `in_slots` [n_keys] and leave no room for all others.
+
+        The most used ones: they are to stay in their slots.
+        """
+        here, found = self.locations, [NO_KEYS]
+        for index in range(len(self.pools)):
+            ours = here.pool_of == index
+            n_short = int((ours & ~in_slots & ~here.resident).sum()) - here.n_free(index)
+            twice = np.flatnonzero(ours & in_slots & here.present)
+            order = np.argsort(-self._counts.of(twice), kind="stable")
+            found.append(twice[order[: max(0, n_short)]])
+        return np.concatenate(found)
 
     def first_fill(self, in_slots: Mask) -> list[int]:
         """List what to read before the first token: the most used, else as many of each layer.

@@ -53,6 +53,7 @@ class CacheSettings:
     # Fused: the token to come that a copy begun now is there for; 2 if it overlaps one.
     lag: int = 1
     fills: bool = False  # all slots before the first token, with whatever experts
+    exchanges: bool = False  # not all experts have a home: those in slots alone do not leave
 
 
 def make_pools(

@@ -151,6 +151,8 @@ class CacheCounters:
     n_hinted: int = 0  # uploads begun because a predictor guessed them
     n_cancelled: int = 0  # uploads taken back before they began
     stall_ns: int = 0  # waited for copies between two submits
+    n_written_back: int = 0  # experts copied from their slots to host memory, to leave later
+    written_back_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Setup:
     allocation: str | None = None
     executor: Executor = "fused"
     host_slots: int = 0  # 0: one for each expert
+    exchanges: bool = False  # every expert is in a slot or a host slot; none comes from the file
     cpu_layers: int = 0  # MoE layers from the first on of which the CPU computes experts
     predictor: str | None = None  # None: none guesses
     hits_from: str = "device memory"  # where a hit is read
@@ -85,6 +86,7 @@ def setup_of(
         config.expert_allocation if moves else None,
         plan.executor,
         sum(plan.host_slots),
+        plan.exchanges,
         plan.cpu_layers,
         predictor if predictor != "none" else None,
         Setup.hits_from if device.layout == "planes" else "the mapped file",
@@ -248,7 +250,9 @@ def _summary(report: ExpertReport) -> Iterator[str]:
     yield f"placement   {_placement(report)}"
     if setup.host_slots:
         n_all = len(report.layers) * setup.n_experts
-        yield f"            {setup.host_slots} of {n_all} experts in the host pool at a time"
+        others = ", the others on the device" if setup.exchanges else ""
+        where = f"in the host pool at a time{others}"
+        yield f"            {setup.host_slots} of {n_all} experts {where}"
     if setup.executor == "stepped":
         yield "executor    stepped: it stops at each router"
     yield f"tokens      {report.n_tokens}"
@@ -282,6 +286,9 @@ def _cache(c: CacheCounters, n_tokens: int, setup: Setup) -> Iterator[str]:
             f"{c.n_evictions} evicted, {c.n_failed_uploads} uploads failed, "
             f"{c.n_table_writes} table writes"
         )
+    if c.n_written_back:
+        written = f"{c.n_written_back} experts written back ({_mib(c.written_back_bytes)})"
+        yield f"            {written} to host memory, so that they could leave"
     if c.n_landed:
         yield f"            {c.n_landed} experts kept on the device as they were read"
     if c.n_cancelled:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.errors import GpuError
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
 from vkmoe.experts.decide.reasons import Left
@@ -30,9 +31,10 @@ from vkmoe.experts.records.profiler import (
 )
 from vkmoe.experts.records.timing import Totals
 from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader, as_vkmoe_error
+from vkmoe.experts.store.exchange import Exchange
 from vkmoe.experts.store.slots import Landings, SlotManager
 from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
-from vkmoe.experts.store.tier import HostPool, Tier
+from vkmoe.experts.store.tier import N_ATTEMPTS, HostPool, Tier, TierCounters
 from vkmoe.gpu.arena import Placement
 
 __all__ = ["CacheMemory", "CacheWays", "ExpertCache", "count_misses"]
@@ -113,6 +115,8 @@ class ExpertCache:
             readable=pool.locations if pool is not None else None,
             overlap=ways.overlap,
         )
+        self._uploads = uploads
+        self._exchange: Exchange | None = None  # where slots and pool hold all experts together
         self._lands = memory.slots.n_landing > 0
         self._steps = _LayerSteps(residency, self._tier, pool, ways.budget)
         self.missed_bytes = self._n_landed = 0
@@ -123,7 +127,8 @@ class ExpertCache:
     @property
     def counters(self) -> CacheCounters:
         """Return what was done since the start."""
-        tier = self._tier.counters
+        tier, exchange = self._tier.counters, self._exchange
+        written = exchange.counters if exchange is not None else TierCounters()
         return CacheCounters(
             n_uploads=tier.n_copies,
             upload_bytes=tier.copied_bytes,
@@ -135,6 +140,8 @@ class ExpertCache:
             n_hinted=self._steps.n_hinted,
             n_cancelled=tier.n_cancelled,
             stall_ns=tier.stall_ns,
+            n_written_back=written.n_copies,
+            written_back_bytes=written.copied_bytes,
         )
 
     @property
@@ -171,20 +178,37 @@ class ExpertCache:
         `read` reads experts (key, memory, bytes) from the file. Raises DeviceLostError, and what
         reading raises.
         """
-        moves = self.residency.start()
-        step = max(1, len(moves) if self.pool is None else self.pool.residency.n_at_once)
-        for first in range(0, len(moves), step):
-            batch = moves[first : first + step]
-            self._steps.fetch(np.array([move.key for move in batch], np.int64))
-            self._tier.bring(batch, wait=True)
-            self._collect(wait=True)
+        exchanges = self.residency.settings.exchanges
+        for _ in range(N_ATTEMPTS if exchanges else 1):  # what fails then has no other place
+            moves = self.residency.start()
+            step = max(1, len(moves) if self.pool is None else self.pool.residency.n_at_once)
+            for first in range(0, len(moves), step):
+                batch = moves[first : first + step]
+                self._steps.fetch(np.array([move.key for move in batch], np.int64))
+                self._tier.bring(batch, wait=True)
+                self._collect(wait=True)
         if self.pool is not None:
             self.residency.host = self.pool.locations
             if read is not None:
-                self.pool.fill(read)
+                self.pool.fill(read, exchanges)
             self.pool.started()
+            if exchanges:
+                self._begin_to_exchange(self.pool)
         self._tier.started()
         self._write_addresses()
+
+    def _begin_to_exchange(self, pool: HostPool) -> None:
+        """Read the file no more: experts that leave their slots are written back from now on.
+
+        Raises GpuError where some expert is in no memory, because a copy has failed.
+        """
+        residency, wait = self.residency, self._ways.wait
+        self._exchange = Exchange(residency, self._tier, pool, self._uploads, wait)
+        if not self._exchange.is_whole:
+            raise GpuError(
+                "some experts could be copied neither to the device nor to host memory",
+                "close other programs, or give a larger --host-pool",
+            )
 
     def begin(self, first: bool = True) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
@@ -198,7 +222,7 @@ class ExpertCache:
         self._tier.start_waiting(urgent=self._ways.punctual)
         if self._ways.wait or not self._ways.punctual:
             self._collect(self._ways.wait)
-        if self.pool is not None:
+        if self.pool is not None and self._exchange is None:
             self.pool.tier.collect()
         if self._lands:
             self._landings.offer()
@@ -251,6 +275,8 @@ class ExpertCache:
 
         The ids `upcoming` are known to come: to be decoded, or of a prompt.
         """
+        if self._exchange is not None:
+            self._exchange.collect()
         budget, landed = self._ways.budget, self._landed
         self._landed = []
         n_bytes = self._ways.fixed_bytes
@@ -263,20 +289,30 @@ class ExpertCache:
         if self.residency.settings.executor == "stepped" and upcoming.ids:
             self._steps.guess_first()
 
+    def meanwhile(self) -> None:
+        """Do what may be done while the first submit of a run is computed: learn from the last one,
+        and write back the experts that are next to leave.
+        """
+        self.residency.learn()
+        if self._exchange is not None:
+            budget = self._ways.budget
+            self._exchange.look_ahead(budget.n_bytes if budget is not None else inf)
+
     def give_back(self, n_bytes: int) -> tuple[int, int]:
         """Free slots until so many bytes are free, as far as can be; return slots and bytes.
 
-        Between runs. Their experts are at home from then on. Must hold: the CPU computes none.
-        Raises DeviceLostError.
+        Between runs. Their experts are at home from then on; what host memory has no room for stays
+        on the device. Must hold: the CPU computes none. Raises DeviceLostError.
         """
         assert self._cpu is None, "which experts are the CPU's would depend on other programs"
         n_freed = 0
         slots, locations = self._memory.slots, self.residency.locations
         wanted, idle, self._idle = locations.capacities, self._idle, NO_KEYS
         locations.restore(idle)  # those go first, as they are free
-        while n_freed < n_bytes and (able := [*filter(locations.can_retire, slots.last_chunks())]):
+        while n_freed < n_bytes and (able := [*filter(self._can_free, slots.last_chunks())]):
             numbers = able[0]
-            self._leave(numbers, "given back")
+            if not self._leave(numbers, "given back"):
+                break
             n_freed += slots.free(numbers)
         self.resize(np.minimum(wanted, locations.capacities).tolist())
         return int((wanted - locations.capacities).sum()), n_freed
@@ -285,7 +321,8 @@ class ExpertCache:
         """Use so many slots of each pool from now on; the others stay, empty.
 
         Between runs. Experts that lose theirs are at home from then on. Must hold: the CPU computes
-        none, and each pool has `most_slots` at most, and its floor. Raises DeviceLostError.
+        none, each pool has `most_slots` at most, and its floor, and host memory has `room_for` the
+        experts that leave. Raises DeviceLostError, and GpuError where they cannot be written back.
         """
         assert self._cpu is None, "which experts are the CPU's would change"
         locations = self.residency.locations
@@ -293,7 +330,8 @@ class ExpertCache:
             n_more = wanted - int(locations.capacities[pool])
             if n_more < 0:
                 numbers = self.residency.least_slots(pool, -n_more)
-                self._leave(numbers, "fewer slots")
+                if not self._leave(numbers, "fewer slots"):
+                    raise GpuError("the experts of these slots could not be written back", "")
                 self._memory.slots.poison(self._memory.slots.at(numbers))
                 self._idle = np.union1d(self._idle, numbers)
             elif n_more > 0:
@@ -302,16 +340,24 @@ class ExpertCache:
                 self._idle = np.setdiff1d(self._idle, ours)
                 locations.restore(ours)
 
+    def room_for(self, n_slots: int) -> bool:
+        """Return whether host memory has room for the experts of so many slots of any pool."""
+        backing = self.residency.backing
+        return backing is None or min(backing.n_spare) >= n_slots
+
     def settle(self) -> None:
         """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
         self._recover()
         self._tier.collect(wait=True)
+        if self._exchange is not None:
+            self._exchange.tier.collect(wait=True)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a record contradicts itself, or the table leads elsewhere."""
         self.residency.check_integrity()
         if self.pool is not None:
             self.pool.residency.check_integrity()
+        assert self._exchange is None or self._exchange.is_whole, "some expert is nowhere"
         keys = np.flatnonzero(~self._changed)
         entries = self._table.entries.reshape(-1)[keys]
         assert (entries == self._addresses(keys)).all(), "the table leads elsewhere"
@@ -321,7 +367,9 @@ class ExpertCache:
     def _recover(self) -> None:
         self._steps.forget()
         self._tier.recover()
-        if self.pool is not None:
+        if self._exchange is not None:
+            self._exchange.tier.recover()
+        elif self.pool is not None:
             self.pool.tier.recover()
 
     @property
@@ -330,12 +378,25 @@ class ExpertCache:
         changed = self.residency.locations.changed
         return changed if self.pool is None else changed | self.pool.locations.changed
 
-    def _leave(self, numbers: Keys, why: Left) -> None:
-        """Let nothing use these slots any more: no expert, no copy, no submit to come."""
+    def _can_free(self, numbers: Keys) -> bool:
+        """Return whether these slots can be put out of use, and their experts lie elsewhere."""
+        exchange = self._exchange
+        able = self.residency.locations.can_retire(numbers)
+        if not able or exchange is None:
+            return able
+        return exchange.has_room_for(self.residency.leaving_for(numbers))
+
+    def _leave(self, numbers: Keys, why: Left) -> bool:
+        """Let nothing use these slots any more: no expert, no copy, no submit to come.
+
+        Return False, with all as it was, where an expert could not be written back.
+        """
         self.settle()
         self._tier.cancel(np.zeros(self._space.n_keys, np.bool_))
         locations, slots, table = self.residency.locations, self._memory.slots, self._table
         leaving = self.residency.leaving_for(numbers)
+        if self._exchange is not None and not self._exchange.back(leaving):
+            return False
         if self.residency.reasons is not None:
             self.residency.reasons.left(leaving.tolist(), why)
         self._landings.move(locations.landing_in(numbers))
@@ -347,6 +408,7 @@ class ExpertCache:
         self._write_addresses()
         table.publish()
         assert all(slot.writable(table.oldest_read) for slot in slots.at(numbers))
+        return True
 
     def _source(self) -> Callable[[int], Any]:
         """Return what says where the bytes of a key come from: home, pool, or the file itself."""

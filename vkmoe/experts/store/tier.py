@@ -30,7 +30,7 @@ from vkmoe.experts.store.slots import Slot, SlotManager
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.arena import Placement
 
-__all__ = ["HostPool", "Tier", "TierCounters"]
+__all__ = ["N_ATTEMPTS", "HostPool", "Tier", "TierCounters"]
 
 log = logging.getLogger("vkmoe")
 MAX_PENDING = 8  # submits; the extension keeps at most 64 recordings for uploads
@@ -327,13 +327,15 @@ class HostPool:
         """Note that computing went on from `host`'s begin to its end, by the clock of reads."""
         self._overlap.computed([host], host)
 
-    def fill(self, read: Callable[[Sequence[Copy]], object]) -> None:
+    def fill(self, read: Callable[[Sequence[Copy]], object], keeps: bool = False) -> None:
         """Let `read` read experts until the pool is full. Raises what it raises.
 
-        Those that came through the pool into slots make room. To be called before the first submit.
+        Those that came through the pool into slots make room; with `keeps` for all others and for
+        no more. To be called before the first submit.
         """
         in_slots = self._device.present
-        self.locations.leave(np.flatnonzero(self.locations.present & in_slots))
+        twice = np.flatnonzero(self.locations.present & in_slots)
+        self.locations.leave(self.residency.crowding(in_slots) if keeps else twice)
         none_kept = np.zeros(self.space.n_keys, np.bool_)
         wanted = self.residency.first_fill(in_slots)
         moves = self.residency.bring(wanted, none_kept, in_slots)

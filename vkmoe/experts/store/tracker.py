@@ -61,7 +61,10 @@ class ExpertTracker:
 
     def meanwhile(self) -> None:
         """Learn from the last run while the first submit of the next one is computed."""
-        self.residency.learn()
+        if self.cache is not None:
+            self.cache.meanwhile()
+        else:
+            self.residency.learn()
         if self.watch is not None:
             self.watch.look()
 
@@ -133,7 +136,7 @@ class ExpertTracker:
     def n_at_once(self) -> int:
         """Count the experts of a layer that can be in memory together, whatever else is there."""
         cache = self.cache
-        if cache is None or cache.pool is None:
+        if cache is None or cache.pool is None or self.residency.backing is not None:
             return self.residency.space.n_experts
         return cache.pool.residency.n_at_once
 

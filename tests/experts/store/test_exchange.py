@@ -1,0 +1,197 @@
+"""Slots and host memory hold the experts together: each is somewhere, every byte read is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.experts.interrupts import Line, apart, ctrl_c_at_new_line
+from tests.experts.rig import Rig
+from vkmoe.errors import DeviceLostError
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.gpu import arena
+from vkmoe.gpu.device import Device
+
+SPACE = KeySpace(n_layers=3, n_experts=8)
+N_USED = 2
+SIZES = [256, 768, 256]  # so that two layers share their host places
+N_PLACES = {1: 14, 2: 12, 3: 10, 4: 8}  # of 16 and of 8 experts: both sizes have some to spare
+Make = Callable[..., Rig]
+
+
+@pytest.fixture
+def make(device: Device, nothing_left: None) -> Iterator[Make]:
+    """Makes a rig with `slots` per layer, and so many places for each of the two sizes."""
+    made: list[Rig] = []
+
+    def rig(slots: int, places: int, delay: int | None = None, n_landing: int = 0, **choices: Any
+            ) -> Rig:  # fmt: skip
+        pools = make_pools([slots] * 3, SIZES, N_USED, choices.pop("allocation", "layer"))
+        settings = CacheSettings(
+            choices.pop("policy", "slru"), fills=True, exchanges=True, **choices
+        )
+        rig = Rig(device, SPACE, pools, settings, delay, None, places, SIZES, n_landing)
+        made.append(rig)
+        return rig
+
+    yield rig
+    for one in made:
+        one.close()
+
+
+def random_routing(rng: np.random.Generator, first: int = 0) -> Any:
+    """Ids of each layer, those from `first` on more often."""
+    weights = np.roll(1.0 / np.arange(1, SPACE.n_experts + 1), first)
+    return np.stack(
+        [
+            rng.choice(SPACE.n_experts, N_USED, replace=False, p=weights / weights.sum())
+            for _ in range(SPACE.n_layers)
+        ]
+    ).astype(np.uint32)
+
+
+def n_written_back(rig: Rig) -> int:
+    return rig.cache.counters.n_written_back
+
+
+@pytest.mark.parametrize("delay", [None, 0, 2])
+@pytest.mark.parametrize("n_landing", [0, 2])
+@pytest.mark.parametrize("allocation", ["layer", "global"])
+@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+def test_experts_exchange_places_and_every_byte_is_right(
+    make: Make, policy: str, allocation: str, n_landing: int, delay: int | None
+) -> None:
+    """The smaller size has 16 experts, 6 slots and 11 places: one to spare."""
+    rig = make(3, 11, delay, n_landing, policy=policy, allocation=allocation)
+    rng = np.random.default_rng(3)
+    start = rig.residency.present.copy()
+    for token in range(60):
+        rig.token(random_routing(rng, first=token // 20))
+    moved = (rig.residency.present != start).sum(axis=1)
+    assert (moved[[0, 2]] > 0).all() and n_written_back(rig) > 3
+    assert rig.cache.pool is not None and rig.cache.pool.counters.n_reads >= SPACE.n_keys - 1
+
+
+def test_what_is_used_most_comes_to_the_device(make: Make) -> None:
+    """Experts that had no place of their own leave for those that are used from now on."""
+    rig = make(3, 11)
+    used = np.array([(6, 7)] * 3, np.uint32)
+    for _ in range(12):
+        hits = rig.token(used)
+    assert hits[[0, 2]].all(), "the experts of every token are not in slots"
+
+
+def test_without_anything_to_spare_nothing_leaves(make: Make) -> None:
+    """Experts without a place stay, and those with one are read there."""
+    rig = make(4, 8)
+    start, rng = rig.residency.present.copy(), np.random.default_rng(1)
+    for _ in range(10):
+        rig.token(random_routing(rng))
+    assert (rig.residency.present[[0, 2]] == start[[0, 2]]).all() and n_written_back(rig) == 0
+
+
+def test_what_is_to_leave_is_backed_and_no_more(make: Make) -> None:
+    """With half of the slots to spare, what leaves next has a place; the others are not copied."""
+    rig = make(4, 14)
+    used = np.array([(0, 1)] * 3, np.uint32)
+    for _ in range(10):
+        rig.token(used)
+    before = n_written_back(rig)
+    for _ in range(10):
+        rig.token(used)
+    assert n_written_back(rig) == before
+    backing = rig.residency.backing
+    assert backing is not None
+    order = rig.residency.leaving_order()
+    assert not backing.unbacked[order[:, 0]].any()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+def test_layer_by_layer_nothing_is_read_from_the_file(make: Make, slots: int) -> None:
+    rig = make(slots, N_PLACES[slots] + 1, 0)
+    assert rig.cache.pool is not None
+    n_reads, rng = rig.cache.pool.counters.n_reads, np.random.default_rng(slots)
+    for _ in range(20):
+        rig.stepped_token(random_routing(rng))
+    assert rig.cache.pool.counters.n_reads == n_reads
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+@pytest.mark.parametrize("at_start", [False, True])
+def test_copies_that_fail_leave_every_expert_somewhere(
+    make: Make, delay: int | None, at_start: bool
+) -> None:
+    rig = make(3, 12, delay)
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+        rig.uploads.failures, rig.uploads.fail_at_start = 2, at_start
+        for _ in range(5):
+            rig.token(random_routing(rng))
+        rig.uploads.failures = 0
+        for _ in range(5):
+            rig.token(random_routing(rng))
+    assert rig.cache.counters.n_uploads > 0 and n_written_back(rig) > 0
+
+
+def test_a_lost_device_is_passed_on(make: Make) -> None:
+    rig = make(3, 11)
+    rig.uploads.failures, rig.uploads.error = 1000, DeviceLostError
+    rng = np.random.default_rng(5)
+    with pytest.raises(DeviceLostError):
+        for _ in range(20):
+            rig.token(random_routing(rng))
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_slots_come_and_go_as_far_as_host_memory_has_room(make: Make, delay: int | None) -> None:
+    rig = make(4, 12, delay)
+    cache, rng = rig.cache, np.random.default_rng(2)
+    assert not cache.room_for(5), "the smaller size has 16 experts, 8 slots and 12 places"
+    for n_slots in (3, 4, 2, 4, 2, 3):
+        n_fewer = sum(rig.residency.locations.capacities.tolist()) - 3 * n_slots
+        rig.token(random_routing(rng))
+        if n_fewer <= 0 or cache.room_for(n_fewer):
+            cache.resize([n_slots] * 3)
+        for _ in range(3):
+            rig.token(random_routing(rng))
+    assert cache.pool is not None
+
+
+def test_memory_is_given_back_as_far_as_host_memory_has_room(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena, "SLOT_CHUNK", 1024)
+    rig = make(4, 10)
+    rng = np.random.default_rng(4)
+    for _ in range(5):
+        rig.token(random_routing(rng))
+    n_slots, n_freed = rig.cache.give_back(1 << 30)
+    assert 0 < n_slots < 12 and n_freed > 0
+    for _ in range(20):
+        rig.token(random_routing(rng))
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+@apart
+def test_ctrl_c_at_any_line_is_survived(make: Make, device: Device, delay: int | None) -> None:
+    """Each line that a token reaches is interrupted once; the token after it is checked."""
+    rig, rng = make(3, 12, delay, 1), np.random.default_rng(7)
+    struck: set[Line] = set()
+    for _ in range(3000):
+        before = len(struck)
+        with suppress(KeyboardInterrupt), ctrl_c_at_new_line(struck):
+            rig.token(random_routing(rng))
+        device.native.wait_idle()
+        rig.table.end_all()
+        rig.token(random_routing(rng))
+        if len(struck) == before and len(struck) > 400:
+            break
+    files = {Path(file).name for file, _ in struck}
+    assert {"exchange.py", "backing.py", "tier.py", "cache.py"} <= files
+    assert n_written_back(rig) > 20
