@@ -27,6 +27,7 @@ from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement.cache_choice import cache_settings
+from vkmoe.placement.pools import host_pools
 from vkmoe.placement.sizes import trace_header
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -106,6 +107,22 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
         result = simulate(trace, settings, pools, seed)
         assert_agrees(engine, result)
         assert result.hit_rate == 1 or 0.1 < result.hit_rate < 0.95
+
+
+@pytest.mark.parametrize("host_pool", ["15000KiB", "17MiB", "22MiB"])
+def test_where_experts_exchange_places(tmp_path: Path, host_pool: str) -> None:
+    """With a few places to spare, with many, and with nearly all homes."""
+    config = EngineConfig(ctx_size=64, expert_slots=12, host_pool=host_pool)
+    with Engine(demo_model_path(), config) as engine:
+        tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)[:60]
+        trace = record(engine, tokens, tmp_path / "t.jsonl")
+        made, spans = engine.plan, trace.header.span_bytes
+        assert made.exchanges and made.executor == "fused"
+        pools = make_pools(made.expert_slots, spans, 4, config.expert_allocation)
+        settings = cache_settings(config, engine.spec.name, engine.spec.experts, made)
+        result = simulate(trace, settings, pools, places=host_pools(made.host_slots, spans, 4))
+        assert_agrees(engine, result)
+        assert 0.1 < result.hit_rate < 0.95
 
 
 @pytest.mark.parametrize("n_rows", [1, 5])

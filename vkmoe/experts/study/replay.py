@@ -29,6 +29,7 @@ from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.decide.worth import Table
+from vkmoe.experts.study.places import HostPlaces
 from vkmoe.experts.study.trace import Trace
 
 __all__ = [
@@ -122,6 +123,7 @@ def simulate(
     seed: NDArray[np.float64] | None = None,
     transfers: Transfers = PLAIN,
     table: Table | None = None,
+    places: Sequence[PoolSpec] = (),
 ) -> SimulationResult:
     """Replay a trace on an empty cache; `seed` is a profile's counts, as `Residency` takes them.
 
@@ -129,13 +131,14 @@ def simulate(
     All sequences go through one cache. One with room for all experts of all layers is none: they
     are resident in place, and every use is a hit. Each run of the trace is one, a token where it
     has none. `table` is what is known of tokens at the start; a `KnowsNext` makes all of it known.
+    `places` in host memory hold the experts without a slot, where not all have a home there.
     """
     space, n_used = trace.space, trace.header.n_used
     if _holds_all(trace, pools):
         hits = np.full((trace.n_tokens, space.n_layers), n_used, np.int64)
         everything = np.ones((space.n_layers, space.n_experts), np.bool_)
         return SimulationResult(trace, hits, np.zeros(space.n_layers, np.int64), everything)
-    replay = _Replay(Residency(space, pools, settings, seed, table), transfers)
+    replay = _Replay(Residency(space, pools, settings, seed, table), transfers, places)
     start = replay.residency.present
     hits = np.empty((trace.n_tokens, space.n_layers), np.int64)
     ids = np.arange(trace.n_tokens) if isinstance(table, KnowsNext) else trace.ids
@@ -193,11 +196,14 @@ class _Known:
 class _Replay:
     """Runs a cache whose copies land when their time has come."""
 
-    def __init__(self, residency: Residency, transfers: Transfers) -> None:
+    def __init__(
+        self, residency: Residency, transfers: Transfers, places: Sequence[PoolSpec] = ()
+    ) -> None:
         self.residency, self._transfers = residency, transfers
+        self._places = HostPlaces(residency, places) if places else None
         self._n_experts = residency.space.n_experts
         self._stepped = residency.settings.executor == "stepped"
-        self._late = residency.start()
+        self._late = self._places.start() if self._places is not None else residency.start()
         self.copied = [move.key for move in self._late]
         self.n_landed = 0
         self._missed: list[int] = []  # of the last run, in places to land in
@@ -215,6 +221,8 @@ class _Replay:
         """
         residency = self.residency
         self._shown = residency.present
+        if self._places is not None:
+            self._places.before_decision()
         moves = residency.decide(self._missed, upcoming=upcoming)
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
@@ -230,6 +238,8 @@ class _Replay:
         if not self._transfers.is_published_late:
             self._shown = residency.present
         residency.learn()
+        if self._places is not None:
+            self._places.look_ahead()
 
     def run(
         self, routing: NDArray[np.uint32], tokens: Sequence[int] | None, lands: bool
