@@ -29,7 +29,7 @@ from vkmoe.experts.records.report import table
 from vkmoe.experts.study.replay import Transfers, simulate
 from vkmoe.experts.study.trace import Trace, joined
 from vkmoe.llm import LLM
-from vkmoe.placement.cache_choice import N_LANDING
+from vkmoe.placement.experts import MOST_LANDING
 
 CONTEXT, N_PROMPT, N_REPLY = 1024, 500, 400
 N_DRIFT, N_TEXTS, N_LAYERS, N_USED = 300, 3, 4, 8  # of invented routing
@@ -37,7 +37,7 @@ SLOT_SHARES = (0.25, 0.5)  # of the experts
 SPARES = (0, 1, 2, 4, 8)  # places of a layer that no expert needs
 HOMELESS = (0.1, 0.25)  # of the experts: how many the pinned way keeps on the device
 WEIGHED = CacheSettings(admission=True, predictor=EngineConfig().predictor, lag=2)
-BESIDE = Transfers(late=True, n_landing=N_LANDING)
+BESIDE = Transfers(late=True, n_landing=MOST_LANDING)
 
 
 def main() -> None:

@@ -38,13 +38,13 @@ from vkmoe.experts.records.report import table
 from vkmoe.experts.study.replay import KnowsNext, Transfers, ceiling, simulate
 from vkmoe.experts.study.trace import Trace, joined
 from vkmoe.llm import LLM
-from vkmoe.placement.cache_choice import N_LANDING
+from vkmoe.placement.experts import MOST_LANDING
 
 CONTEXT = 1024
 TEXTS = (*PROMPTS, *OTHERS)
 KINDS = ("prompt", "text", "reply")
 BASE, EXACT, BEST = "slru", "exact", "belady"
-WAITING, BESIDE = Transfers(), Transfers(late=True, n_landing=N_LANDING)
+WAITING, BESIDE = Transfers(), Transfers(late=True, n_landing=MOST_LANDING)
 WEIGHED = CacheSettings(admission=True)
 
 
@@ -65,7 +65,7 @@ ARMS: dict[str, Arm] = {
     "token, copies beside tokens": Arm(replace(WEIGHED, predictor="token", lag=2), BESIDE),
     "token, published late": Arm(
         replace(WEIGHED, predictor="token", lag=2),
-        Transfers(n_landing=N_LANDING, is_published_late=True),
+        Transfers(n_landing=MOST_LANDING, is_published_late=True),
     ),
     EXACT: Arm(replace(WEIGHED, predictor="token")),
 }

@@ -20,9 +20,11 @@ from vkmoe.devices import choose_device, list_devices
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
 from vkmoe.llm import LLM, demo_model_path
-from vkmoe.mode_trial import first_layers, measure_modes
+from vkmoe.mode_trial import Measured, first_layers, measure_modes
 from vkmoe.models import open_model
 from vkmoe.placement import mode_choice, remembered
+from vkmoe.placement.decide import Choosing
+from vkmoe.placement.forecast.measured import Known, recall_speeds
 
 SLOTS: dict[str, Any] = {"device": "vulkan", "expert_slots": 4, "ctx_size": 64}  # cache or hybrid
 SHARED: dict[str, Any] = {"device": "vulkan", "ctx_size": 64}  # all fit: resident or cpu
@@ -35,8 +37,10 @@ def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mode_trial, "WARM_SECONDS", 0.1)
     monkeypatch.setattr(mode_trial, "SECONDS", 0.1)
     monkeypatch.setattr(mode_choice, "LEAST_EXPERTS", 1)
-    path = tmp_path / "modes.json"
-    monkeypatch.setattr(remembered, "remembered_path", lambda device, what="": path)
+    monkeypatch.setattr(mode_choice, "MODEL_ERROR", 1e9)  # all are near enough to be measured
+    monkeypatch.setattr(
+        remembered, "remembered_path", lambda device, what="": tmp_path / f"{what}.json"
+    )
 
 
 @pytest.mark.parametrize(("options", "modes"), [(SLOTS, "cache hybrid"), (SHARED, "resident cpu")])
@@ -48,10 +52,10 @@ def test_modes_are_measured_once_and_the_choice_is_kept(
         chosen, reason = llm.plan.mode.name, llm.plan.mode_reason
     assert chosen in modes.split() and reason.startswith("measured of 2 of 6 layers: ")
     assert all(f"{mode} " in reason for mode in modes.split())
-    assert sum("measuring" in message for message in caplog.messages) == 1
+    assert sum(x.startswith("measuring where") for x in caplog.messages) == 1
     with LLM(**options) as llm:
         assert (llm.plan.mode.name, llm.plan.mode_reason) == (chosen, reason)
-    assert sum("measuring" in message for message in caplog.messages) == 1
+    assert sum(x.startswith("measuring where") for x in caplog.messages) == 1
     with LLM(tuning="table", **options) as llm:
         assert "measured" not in llm.plan.mode_reason
 
@@ -68,7 +72,7 @@ def test_the_line_at_the_start_tells_which_mode_runs_and_why(
 ) -> None:
     """By the counters: which experts the CPU computed, and which were found on the device."""
     modes = ("cache", "hybrid") if options is SLOTS else ("resident", "cpu")
-    times = {other: 1.0 if other == mode else 2.0 for other in modes}
+    times = {other: Measured(1.0 if other == mode else 2.0, 1.0) for other in modes}
     monkeypatch.setattr(mode_trial, "measure_modes", lambda *given: times)
     turns = listed_turns(monkeypatch)
     with opened(None, EngineConfig(**options), verbose=False, quiet=False) as llm:
@@ -100,14 +104,15 @@ def test_a_mode_that_cannot_be_loaded_is_left_out(
         return Engine(part, config, progress)
 
     monkeypatch.setattr(mode_trial, "Engine", refused)
-    for without, reason in (("cache", "measured of"), ("hybrid", "12% of the experts")):
-        with LLM(**SLOTS) as llm:  # the rule's mode, which may have room where it is alone
+    for without, reason in (("cache", "measured of"), ("hybrid", "predicted: hybrid")):
+        with LLM(**SLOTS) as llm:  # the best by prediction, which may have room where it is alone
             assert llm.plan.mode.name == "hybrid" and llm.plan.mode_reason.startswith(reason)
         assert f"mode {without} cannot be measured: no room" in caplog.messages
-    assert sum("measuring" in message for message in caplog.messages) == 2, "none is remembered"
+    n_trials = sum(text.startswith("measuring where") for text in caplog.messages)
+    assert n_trials == 2, "none is remembered"
 
 
-def test_a_device_that_fails_in_the_trial_leaves_the_rule(
+def test_a_device_that_fails_in_the_trial_leaves_the_prediction(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(*given: Any, **named: Any) -> None:
@@ -116,10 +121,36 @@ def test_a_device_that_fails_in_the_trial_leaves_the_rule(
     with monkeypatch.context() as patched:
         patched.setattr(Engine, "run_token", lost)
         with LLM(**SLOTS) as llm:
-            assert llm.plan.mode_reason == "12% of the experts have a slot"
+            assert llm.plan.mode_reason.startswith("predicted: ")
     assert "cannot be measured: the device is lost" in caplog.text
     with LLM(**SLOTS) as llm:
         assert llm.plan.mode_reason.startswith("measured"), "nothing was remembered"
+
+
+def test_what_a_trial_found_corrects_predictions_and_speeds_are_measured_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all models on this device; the speeds of memory are remembered, too."""
+    caplog.set_level(logging.INFO, "vkmoe")
+    times = {"cache": Measured(1.0, 3.5), "hybrid": Measured(2.0, 0.5)}
+    monkeypatch.setattr(mode_trial, "measure_modes", lambda *given: times)
+    LLM(**SLOTS).close()
+    device = choose_device(list_devices(), "vulkan")
+    known = recall_speeds(device, demo_model_path())
+    assert known.corrections == {"cache": 3.5, "hybrid": 0.5} and known.measured
+    config = EngineConfig(**SLOTS)
+    with open_model(demo_model_path()) as model:
+        plain = Choosing(lambda: known.speeds)
+        found = [
+            mode_choice.mode_question(config, model, device, None, choosing)
+            for choosing in (plain, replace(plain, corrections=known.corrections))
+        ]
+    rates = [question.candidates["cache"].prediction.rate for question in found if question]
+    assert rates[0] == pytest.approx(3.5 * rates[1])
+    LLM(**SLOTS).close()
+    assert sum(x.startswith("measuring how fast") for x in caplog.messages) == 1
+    remembered.remembered_path(device, "speeds").write_text("{}")
+    assert recall_speeds(device, demo_model_path()) == Known(), "damaged: never measured"
 
 
 def test_a_short_context_is_walked_again() -> None:
@@ -130,7 +161,7 @@ def test_a_short_context_is_walked_again() -> None:
         assert question is not None
         few = replace(model, spec=replace(model.spec, context_length=6))
         times = measure_modes(few, config, question, [3, 4])
-    assert set(times) == {"cache", "hybrid"} and all(time > 0 for time in times.values())
+    assert set(times) == {"cache", "hybrid"} and all(min(found) > 0 for found in times.values())
 
 
 def test_the_first_layers_of_a_model_are_those_up_to_the_last_with_experts() -> None:

@@ -232,7 +232,8 @@ class EngineConfig:
     )
     ubatch_size: int | None = option(
         None,
-        "Most tokens of a prompt that are processed at once. Default: as the device favours.",
+        "Most tokens of a prompt that are processed at once. Default: as many as the device "
+        "favours, or fewer where experts gain more by the room.",
         "-ub",
         "--ubatch-size",
         minimum=1,
@@ -279,8 +280,8 @@ class EngineConfig:
         "Where experts are computed: on the device, which holds all of them (resident), or some "
         "and reads the others in host memory (cache); those that have a slot on the device and "
         "the others on the CPU, at the same time (hybrid); or all on the CPU (cpu). "
-        "auto: resident where the device's own memory holds all, else what is fastest, measured "
-        "once for each model and device.",
+        "auto: what is predicted to be fastest; where predictions do not tell, it is measured once "
+        "for each model and device.",
     )
     cpu_moe: bool | None = option(
         None,
@@ -372,17 +373,17 @@ class EngineConfig:
     # ----- moving experts before they are needed -----
     host_pool: str | None = option(
         None,
-        "Host memory for experts, such as 8GiB; those it has no room for stay in the file and are "
-        "read when they are needed. Default: all of them, as far as the memory allows that "
-        "is free (less 2GiB or 8 %, for others) and that the device can reach.",
+        "Host memory for experts, such as 8GiB; those that neither it nor the device has room for "
+        "stay in the file and are read when they are needed. Default: all of them, as far as the "
+        "memory allows that is free (less 2GiB or 8 %, for others) and that the device can reach.",
         metavar="SIZE",
         check=parse_size,
     )
     executor: Executor | None = option(
         None,
         "Give a token to the device as a whole (fused), or stop at each router until the chosen "
-        "experts are there (stepped; slower). Default: fused, where the host pool holds all "
-        "experts.",
+        "experts are there (stepped; slower). Default: fused, where device and host memory hold "
+        "all experts together.",
     )
     miss: Literal["auto", MissWay] = option(
         "auto",
@@ -393,7 +394,8 @@ class EngineConfig:
     promote_on_read: bool | None = option(
         None,
         "Whether what is read of an expert without a slot is kept on the device at once, so that "
-        "it need not cross the bus again. Default: yes, where there is a bus to cross.",
+        "it need not cross the bus again. Default: yes, where there is a bus to cross and the room "
+        "for it gains more than slots would.",
         "--promote-on-read/--no-promote-on-read",
     )
     expert_predictor: PredictorName | None = option(

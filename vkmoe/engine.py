@@ -37,13 +37,15 @@ from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
+from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.expert_memory import BudgetWatch, ExpertMemory
+from vkmoe.placement.forecast.measured import recall_speeds
+from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
 from vkmoe.placement.placer import Progress
-from vkmoe.placement.plan import Decision, decide, with_less
 from vkmoe.placement.remembered import tuning_for
 
 __all__ = ["Engine"]
@@ -126,21 +128,29 @@ class Engine(Closing):
             opening = open_device(config.device, config.validation, config.threads)
             self.device = self._cleanup.enter_context(opening)
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
-            info, measure = self.device.info, lambda: link_of_misses(self.device)
+            info, choosing = self.device.info, Choosing(lambda: self._speeds(config))
             tuning = tuning or tuning_for(info, config.tuning)
             decision = decide_with(
                 self._choice,
                 config,
-                lambda asked: decide(asked, self.model, info, tuning, measure, overlaps),
+                lambda asked: decide(asked, self.model, info, tuning, choosing, overlaps),
             )
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
+            self.prediction = decision.candidates[0].prediction
             self._refused = decision
             self.cpu: CpuDevice | None = None  # beside the device
             if decision.cpu is not None:
                 self.cpu = self._cleanup.enter_context(CpuDevice(config.threads))
             self._load(decision, progress, seed, checks)
             return self._cleanup.pop_all()
+
+    def _speeds(self, config: EngineConfig) -> Speeds:
+        """Return how fast memory is: the link as measured now, the rest as remembered."""
+        link, path = link_of_misses(self.device), Path(self.model.file.path)
+        if config.tuning == "table":
+            return Speeds().over_link(link)
+        return recall_speeds(self.device.info, path).speeds.over_link(link)
 
     def _load(
         self,

@@ -7,6 +7,7 @@ asked for is in config.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from vkmoe.choices import BufferName, Executor, ExpertsIn, Layout, MissWay, ModeName
@@ -311,12 +312,12 @@ class ModelSpec:
     def n_layers(self) -> int:
         return len(self.layers)
 
-    @property
+    @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
         """List each kind of mixer once, in the order of the first layer that has it."""
         return tuple(dict.fromkeys(layer.mixer for layer in self.layers))
 
-    @property
+    @cached_property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """List each rotary embedding once, in the order of the first layer that has it."""
         return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
@@ -541,6 +542,7 @@ class MemoryPlan:
     cpu_layers: int = 0  # MoE layers from the first on whose experts the CPU computes
     host_layers: int = 0  # from the last on, whose trunk is in host memory
     brought_places: int = 0  # of each half that experts of prompts are brought to; 0: they are not
+    chunk_rows: int = 0  # of a prompt, at most
     executor: Executor = "fused"
     executor_reason: str = ""
     mode_reason: str = ""  # why this mode, where no option asked for it

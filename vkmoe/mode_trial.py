@@ -1,4 +1,4 @@
-"""Measures where experts are computed best, if the user leaves that open, and remembers it.
+"""Measures where experts are computed best, where predictions do not tell, and remembers it.
 
 Each mode in question decodes the same text with the first layers of the model, all modes in turns;
 the first tokens are not measured, so that caches hold what they come to hold. What is asked and
@@ -12,20 +12,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from vkmoe.choices import ModeName
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
-from vkmoe.devices import choose_device, list_devices
+from vkmoe.devices import choose_device, list_devices, open_device
 from vkmoe.engine import Engine
 from vkmoe.errors import GpuError, VkmoeError
+from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.models import ModelFile, open_model
-from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, Times, known_choice, mode_question
+from vkmoe.placement.decide import Choosing
+from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds, remember_corrections
+from vkmoe.placement.forecast.speeds import Speeds
+from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, known_choice, mode_question
 from vkmoe.placement.placer import Progress
 from vkmoe.placement.remembered import tuning_for
 
-__all__ = ["choose_mode", "first_layers", "measure_modes"]
+__all__ = ["Measured", "choose_mode", "first_layers", "measure_modes"]
 
 log = logging.getLogger("vkmoe")
 N_LAYERS = 2  # with experts, that are measured
@@ -64,33 +70,68 @@ def choose_mode(
 ) -> ModeChoice | None:
     """Choose where experts are computed; None where options or the plan leave no choice.
 
-    What was measured before counts; else it is measured now, which takes some seconds, and is
-    remembered if no mode failed. A measurement that fails leaves the choice to the rule. `encode`
-    turns a text into the model's tokens, `progress` is called as by the engine while a mode loads
-    its layers. Raises what making a plan raises.
+    The mode that is predicted to be fastest is taken, unless another is so near that predictions
+    may err about it: these are measured, which takes some seconds, and remembered if none failed. A
+    measurement that fails leaves the choice to the prediction. `encode` turns a text into the
+    model's tokens, `progress` is called as by the engine while a mode loads its layers. Raises what
+    making a plan raises.
     """
     if config.mode != "auto" or model.spec.experts is None:
         return None
     device = choose_device(list_devices(), config.device)
-    question = mode_question(config, model, device, tuning_for(device, config.tuning))
-    if question is None or config.tuning == "table" or question.recall() is not None:
+    question = _question(model, config, device)
+    measures = question is not None and question.close and config.tuning != "table"
+    if question is None or not measures or question.recall() is not None:
         return known_choice(question, config)
     log.info("measuring where experts are computed best: some seconds, once for this model here")
     try:
-        times = measure_modes(model, config, question, encode(TEXT) or [0], progress)
+        found = measure_modes(model, config, question, encode(TEXT) or [0], progress)
     except (VkmoeError, OSError, MemoryError) as error:
         log.warning("where experts are computed best cannot be measured: %s", str(error))
-        return question.by_rule
-    if question.by_rule.mode not in times:
-        return question.by_rule  # it may have room where it is alone
+        return question.predicted
+    times = {mode: measured.milliseconds for mode, measured in found.items()}
+    if question.predicted.mode not in times:
+        return question.predicted  # it may have room where it is alone
     part = min(N_LAYERS, len(model.spec.moe_layers))
     what = f"{part} of {len(model.spec.moe_layers)} layers"
     try:
-        if set(times) == set(question.slots):
+        if set(times) == set(question.close):
             question.remember(times, what)
+            remember_corrections(device, {m: found[m].correction for m in found})
     except OSError as error:
         log.info("what was measured cannot be remembered: %s", error.strerror)
     return question.answer(times, what)
+
+
+def _question(model: ModelFile, config: EngineConfig, device: DeviceInfo) -> ModeQuestion | None:
+    """Ask which modes there are, at the speeds of this machine; they are measured if they count."""
+    tuning = tuning_for(device, config.tuning)
+    if config.tuning == "table":
+        return mode_question(config, model, device, tuning)
+    path = Path(model.file.path)
+    known = recall_speeds(device, path)
+
+    def asked(speeds: Speeds) -> ModeQuestion | None:
+        choosing = Choosing(lambda: speeds, corrections=known.corrections)
+        return mode_question(config, model, device, tuning, choosing)
+
+    question = asked(known.speeds)
+    if question is None or known.measured:
+        return question
+    log.info("measuring how fast memory is: a second or two, once for this device")
+    try:
+        with open_device(config.device, config.validation, config.threads) as opened:
+            return asked(measure_speeds(opened, path, config.threads))
+    except GpuError as error:
+        log.warning("the speed of memory cannot be measured: %s", str(error))
+        return question
+
+
+class Measured(NamedTuple):
+    """Holds the time of a token of the first layers, and how much more that is than predicted."""
+
+    milliseconds: float
+    correction: float
 
 
 def measure_modes(
@@ -99,25 +140,29 @@ def measure_modes(
     question: ModeQuestion,
     tokens: Sequence[int],
     progress: Progress | None = None,
-) -> Times:
-    """Measure the milliseconds of a decoded token in each mode, in turns.
+) -> dict[ModeName, Measured]:
+    """Measure a decoded token in each mode that is close to the best, in turns.
 
     A mode whose layers cannot be loaded beside the others is left out. Raises ModelFileError, and
     GpuErrors of a device that fails while it computes.
     """
-    assert tokens and question.slots
+    assert tokens and question.close
     text = [tokens[index % len(tokens)] for index in range(N_CONTEXT)]
     with ExitStack() as running:
         arms: dict[ModeName, _Arm] = {}
-        for mode, n_slots in question.slots.items():
-            asked = _config_of(mode, n_slots, config, model.spec.context_length)
+        for mode, candidate in question.close.items():
+            asked = _config_of(mode, candidate.plan, config, model.spec)
             part = first_layers(open_model(model.file.path), N_LAYERS)
             try:
                 arms[mode] = running.enter_context(_Arm(Engine(part, asked, progress), text))
             except GpuError as error:
                 log.info("mode %s cannot be measured: %s", mode, str(error))
         _rounds(arms, WARM_ROUNDS, WARM_SECONDS)
-        return {mode: median(times) for mode, times in _rounds(arms, ROUNDS, SECONDS).items()}
+        found = _rounds(arms, ROUNDS, SECONDS)
+        return {
+            mode: Measured(median(times), 1e-3 * median(times) * arms[mode].predicted_rate)
+            for mode, times in found.items()
+        }
 
 
 def _rounds(
@@ -146,19 +191,22 @@ def first_layers(model: ModelFile, n: int) -> ModelFile:
 
 
 def _config_of(
-    mode: ModeName, n_slots: int, config: EngineConfig, n_positions: int
+    mode: ModeName, plan: MemoryPlan, config: EngineConfig, spec: ModelSpec
 ) -> EngineConfig:
-    """Ask for a mode with as many slots in a layer as the whole model would have.
+    """Ask for a mode with as many slots in a layer as the whole model would have on average.
 
-    The model knows `n_positions` at most.
+    Where the CPU computes the experts of some layers, it does so in the same part of these.
     """
-    cached = mode in ("cache", "hybrid")
+    n_layers, n_all = min(N_LAYERS, len(spec.moe_layers)), len(spec.moe_layers)
+    n_slots, cached = sum(plan.expert_slots) // n_all, mode in ("cache", "hybrid")
+    n_cpu = max(1, round(n_layers * plan.cpu_layers / n_all)) if mode == "cpu" else None
     return replace(
         config,
-        expert_mode=mode,
+        expert_mode=mode if n_cpu is None else "auto",
+        n_cpu_moe=n_cpu,
         expert_slots=n_slots if cached and n_slots else None,
         expert_cache="1" if cached and not n_slots else None,  # a byte: no slots
-        ctx_size=min(N_CONTEXT, n_positions),
+        ctx_size=min(N_CONTEXT, spec.context_length),
         parallel=1,
         draft="none",
         validation=False,
@@ -168,10 +216,11 @@ def _config_of(
 
 
 class _Arm(Closing):
-    """Decodes a text in one mode; owns the engine."""
+    """Decodes a text in one mode; owns the engine. `predicted_rate` is in tokens per second."""
 
     def __init__(self, engine: Engine, text: Sequence[int]) -> None:
         self._engine, self._text, self._position = engine, text, 0
+        self.predicted_rate = engine.prediction.rate
 
     def milliseconds(self) -> float:
         """Decode the tokens of a round; return the time of one. Raises GpuErrors."""

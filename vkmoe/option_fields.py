@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import Field, field, fields
 from decimal import Decimal
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -152,12 +153,16 @@ def parse_breakers(text: str) -> tuple[str, ...]:
 _SEE_HELP = "see --help for its meaning"
 
 
+# It takes milliseconds, where plans make many configs.
+_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)
+
+
 def check_fields(config: Any) -> None:
     """Check the type of every field of a dataclass, and its range, choices or form as text.
 
     Raises UsageError naming the field (for a text form, its flag).
     """
-    hints = get_type_hints(type(config))
+    hints = _hints(type(config))
     for item in fields(config):
         hint, value = hints[item.name], getattr(config, item.name)
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

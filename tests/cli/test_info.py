@@ -43,7 +43,7 @@ def test_slots_that_a_small_pool_leaves_no_bytes_for_are_told(run: Run) -> None:
     asked = ("--host-pool", "8MiB", "--expert-cache", "1KiB")
     sizing, note = run("info", *asked).out.splitlines()[-2:]
     assert "in the host pool" in sizing
-    assert note == "--expert-cache 1KiB has no effect: it is not enough for one slot in each layer"
+    assert note == "--expert-cache 1KiB has no effect: it is not enough for a slot"
 
 
 def test_without_slots_a_card_reads_from_the_pool(run: Run, card: None) -> None:

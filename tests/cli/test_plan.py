@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.needs import need_cpu
+from tools.make_synthetic_model import make
 from vkmoe.placement.forecast.device_profiles import known_profiles
 
 from .conftest import Run
@@ -109,9 +112,9 @@ def test_what_is_typed_wins_over_a_variable(run: Run, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("free_mib", "words", "told"),
     [
-        (30, ["--expert-mode", "resident"], "--expert-mode resident needs"),
-        (30, ["--n-cpu-moe", "1"], "use --n-cpu-moe"),
-        (5, [], "without its experts"),
+        (20, ["--expert-mode", "resident", "-ngl", "99"], "--expert-mode resident needs"),
+        (20, ["--n-cpu-moe", "1"], "use --n-cpu-moe"),
+        (2, [], "without its experts"),
     ],
 )
 def test_what_does_not_fit_is_one_error(
@@ -127,3 +130,37 @@ def test_what_does_not_fit_is_one_error(
     small.write_text(json.dumps(found))
     done = run("plan", "--device-profile", str(small), *words)
     assert done.code == 1 and told in done.err and "hint:" in done.err
+
+
+@pytest.mark.usefixtures("cpu_native")
+def test_the_next_plans_are_listed_with_what_they_lack(run: Run, tmp_path: Path) -> None:
+    """A file of full size without weights: the plan is the fastest of all that were compared."""
+    path = tmp_path / "mixtral.gguf"
+    make("mixtral-8x7b", path, None, "q4_k_m", sparse=True)
+    words = ["plan", str(path), "--device-profile", "8gb-nobar"]
+    found = json.loads(run(*words, "--json").out)
+
+    def seconds(each: dict[str, Any]) -> float:
+        rates = each["expected"]["rate"], each["expected"]["prompt_rate"]
+        return sum(512 / float(rate) for rate in rates)
+
+    assert found["mode"] == "hybrid" and found["expert_slots"] and len(found["others"]) == 3
+    assert {each["mode"] for each in found["others"]} >= {"cache", "cpu"}
+    assert all(seconds(each) >= seconds(found) and each["lacks"] for each in found["others"])
+    lines = run(*words).out.splitlines()
+    (head,) = (i for i, line in enumerate(lines) if line.endswith("plans that were compared"))
+    assert lines[head + 1].endswith("(the plan)")
+    assert all(each["lacks"] in "\n".join(lines[head + 2 :]) for each in found["others"])
+    assert found["advice"] == "" or lines[-1] == f"advice        {found['advice']}"
+
+
+def test_advice_is_what_gains_most(run: Run, tmp_path: Path) -> None:
+    """Half of the model is read from the file: RAM gains more than a shorter context."""
+    path = tmp_path / "big.gguf"
+    make("gpt-oss-120b", path, None, "mxfp4", sparse=True)
+    done = run("plan", str(path), "--device-profile", "8gb-nobar", "--expert-mode", "cache")
+    line = done.out.splitlines()[-1]
+    gain = re.fullmatch(r"advice {8}8 GiB more RAM: ([\d.]+) -> ([\d.]+) tok/s", line)
+    assert gain and float(gain[2]) > 1.05 * float(gain[1])
+    demo = run("plan", "--device-profile", "navi31").out
+    assert "advice" not in demo, "all fits: nothing gains"

@@ -28,7 +28,7 @@ from vkmoe.gguf_file import open_gguf
 from vkmoe.llm import LLM
 from vkmoe.models import open_model
 from vkmoe.models.rope import rope_table
-from vkmoe.placement.plan import decide
+from vkmoe.placement.decide import decide
 
 Tensors = dict[str, Tensor]
 TINY = "moe_plain"

@@ -17,8 +17,8 @@ from vkmoe.facts import DeviceInfo, Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
+from vkmoe.placement.decide import MOST_ATTEMPTS
 from vkmoe.placement.memory import device_budget, margin_for
-from vkmoe.placement.plan import MOST_ATTEMPTS
 
 TOKENS = [3, 7, 1, 9, 4, 2, 8, 5]
 REFUSED = "VK_ERROR_OUT_OF_DEVICE_MEMORY"

@@ -50,5 +50,7 @@ def planned(
     info: DeviceInfo, weights: WeightBytes = WEIGHTS, ram: int = 40 * GIB,
     mode: ExpertMode = READ_IN_PLACE, spec: ModelSpec = SPEC, **asked: Any,
 ) -> MemoryPlan:  # fmt: skip
-    """The plan for what was asked; `mode` is that of a cache."""
-    return plan(EngineConfig(**asked), spec, info, weights, SCRATCH, ram, lambda: mode)
+    """The plan for what was asked; `mode` is that of a cache, if there is one."""
+    if asked.get("expert_mode", "auto") in ("auto", "cache") and spec.experts is not None:
+        asked = {"miss": mode.miss, "promote_on_read": mode.promote} | asked
+    return plan(EngineConfig(**asked), spec, info, weights, SCRATCH, ram)

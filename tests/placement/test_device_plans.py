@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.needs import need_cpu
@@ -17,17 +16,15 @@ from vkmoe.cpu.variants import choose
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import LatentSpec, LayerSpec
 from vkmoe.models import ModelFile
+from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.forecast.device_profiles import (
     DeviceProfile,
-    Speeds,
     described,
     known_profiles,
     read_profile,
 )
-from vkmoe.placement.forecast.expectation import expect, hit_rate_of, token_bytes
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.memory import device_budget
-from vkmoe.placement.plan import Decision, decide
 
 PROFILES = ("8gb-nobar", "navi31", "rtx3060-12gb", "uma-32gb")
 QWEN3 = "qwen3-30b-a3b"
@@ -159,7 +156,7 @@ def small(profile: DeviceProfile, n_bytes: int) -> DeviceProfile:
 
 
 def test_a_build_without_kernels_for_the_cpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vkmoe.placement.plan.variant", lambda: choose({}, ()))
+    monkeypatch.setattr("vkmoe.placement.decide.variant", lambda: choose({}, ()))
     model, device = model_of(QWEN3), read_profile("8gb-nobar").info
     for way, flag in (("cpu", "--cpu-moe"), ("hybrid", "--expert-mode hybrid")):
         match = f"{flag} needs the CPU: this vkmoe was built without kernels for the CPU"
@@ -169,7 +166,7 @@ def test_a_build_without_kernels_for_the_cpu_says_so(monkeypatch: pytest.MonkeyP
 
 
 def test_a_context_that_was_not_asked_for_gives_way() -> None:
-    """It is halved until it fits, and that is said; one that was asked for is refused."""
+    """It is halved until it fits, and that is said; one that was asked for stays."""
     profile, model = small(read_profile("8gb-nobar"), 7 * GIB // 4), model_of("olmoe-1b-7b")
     made = decided(model, profile, cache_type_k="f32", cache_type_v="f32").plan
     assert made.ctx_size < 4096
@@ -177,15 +174,17 @@ def test_a_context_that_was_not_asked_for_gives_way() -> None:
     (cache,) = (line for line in made.lines if line.name == "KV cache")
     assert cache.reason == "reduced from 4096, which does not fit; --ctx-size changes it"
     twice = {"cache_type_k": "f32", "cache_type_v": "f32", "ctx_size": 2 * made.ctx_size}
+    kept = decided(model, profile, **twice).plan
+    assert kept.ctx_size == 2 * made.ctx_size and kept.host_layers > 0, "layers give way"
     with pytest.raises(OutOfMemoryError, match="KV cache"):
-        decided(model, profile, **twice)
+        decided(model, profile, gpu_layers=99, **twice)
     with pytest.raises(OutOfMemoryError, match="without its experts"):
-        decided(model, small(profile, 3 * GIB // 4))
+        decided(model, small(profile, GIB // 2))
 
 
 def test_layers_that_do_not_fit_go_to_host_memory() -> None:
     """As few as need to, after the context has given way; asked for, both stay what they are."""
-    profile, model = small(read_profile("8gb-nobar"), 3 * GIB // 2), model_of(QWEN3)
+    profile, model = small(read_profile("8gb-nobar"), 5 * GIB // 4), model_of(QWEN3)
     made = decided(model, profile).plan
     assert 0 < made.host_layers < 48 and made.ctx_size == 512
     assert f"{made.host_layers} of 48 layers are in host memory" in made.notes[-1]
@@ -201,21 +200,6 @@ def test_layers_that_do_not_fit_go_to_host_memory() -> None:
     assert not any("in host memory, because" in note for note in asked.notes)
     with pytest.raises(OutOfMemoryError):
         decided(model, small(read_profile("8gb-nobar"), 5 * GIB // 8))
-
-
-def test_the_trunk_in_host_memory_is_read_over_the_link() -> None:
-    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
-    made = decided(model, profile, gpu_layers=12, cpu_moe=True)
-    weights = made.weights
-    read = token_bytes(model.spec, weights, weights.pieces[0], made.plan.host_layers)
-    plain = token_bytes(model.spec, weights, weights.pieces[0])
-    assert 0 < read.trunk_in_host < read.trunk == plain.trunk and plain.trunk_in_host == 0
-    on_device, on_host = weights.trunk_pieces(36)
-    assert sum(on_device) + sum(on_host) == weights.trunk and sum(on_host) == read.trunk_in_host
-    found = expect(made.plan, model.spec, read, SPEEDS)
-    seconds = (read.trunk - read.trunk_in_host) / 100e9 + read.trunk_in_host / 10e9
-    assert found.rate == pytest.approx(1 / (seconds + read.others / 50e9))
-    assert found.bound == "device memory and the CPU's memory and the link"
 
 
 def test_a_context_stays_where_something_else_that_was_asked_does_not_fit() -> None:
@@ -240,111 +224,10 @@ def test_the_margin_is_left_to_others() -> None:
 def test_a_host_that_would_swap_is_an_error() -> None:
     """All experts are in host memory or on the CPU's side: neither may take more than is free."""
     model, profile = model_of(QWEN3), read_profile("rtx3060-12gb")
-    poor = replace(profile, available_host_bytes=GIB // 16)
-    with pytest.raises(OutOfMemoryError, match=r"of host memory, .* 64 MiB are free") as caught:
+    poor = replace(profile, available_host_bytes=GIB // 64)
+    with pytest.raises(OutOfMemoryError, match=r"of host memory, .* 16 MiB are free") as caught:
         decided(model, poor, cpu_moe=True)
     assert "close other programs" in caught.value.hint
-
-
-# ----- what to expect -----
-
-SPEEDS = Speeds(device=100e9, link=10e9, host=50e9)
-
-
-def test_the_bound_of_a_cache_is_what_memory_allows() -> None:
-    """By hand: over a link misses take turns with the rest, beside the CPU they do not."""
-    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
-    for way, slow in (("auto", 10e9), ("hybrid", 50e9)):
-        made = decided(model, profile, **WAYS[way])
-        read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
-        assert 0 < read.trunk < made.weights.trunk and read.experts == 8 * sum(made.weights.spans)
-        found = expect(made.plan, model.spec, read, SPEEDS)
-        trunk, experts = read.trunk / 100e9, read.experts / 100e9
-        assert found.with_hits_alone == pytest.approx(1 / (trunk + experts))
-        assert found.without_hits == pytest.approx(1 / (trunk + read.others / slow))
-        rates = [MEAN_CURVE.rate(n / 128) for n in made.plan.expert_slots]
-        assert found.hit_rate == pytest.approx(np.mean(rates))
-        assert found.hit_rate is not None
-        share, missed = found.hit_rate, read.others / slow
-        parts = share * experts, (1 - share) * missed
-        together = max(parts) if way == "hybrid" else sum(parts)
-        assert found.rate == pytest.approx(1 / (trunk + together)) and found.file_share == 0
-
-
-@pytest.mark.parametrize("n_layers", [40, 48])
-def test_layers_of_the_cpu_take_turns_with_the_others(n_layers: int) -> None:
-    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
-    made = decided(model, profile, n_cpu_moe=n_layers)
-    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
-    found, share = expect(made.plan, model.spec, read, SPEEDS), n_layers / 48
-    assert found.hit_rate == pytest.approx(1 - share)
-    seconds = (read.trunk + (1 - share) * read.experts) / 100e9 + share * read.others / 50e9
-    assert found.rate == pytest.approx(1 / seconds)
-    assert (found.without_hits, found.with_hits_alone) == (None, None), "there is no cache"
-
-
-def test_what_the_cpu_reads_is_counted_as_the_file_has_it() -> None:
-    """Q6_K has 210 bytes for 256 values in files, and some more where a device keeps them."""
-    model = Described(QWEN3).file("Q6_K")
-    made = decided(model, read_profile("8gb-nobar"), cpu_moe=True)
-    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
-    experts = sum(tensor.n_bytes for name, tensor in model.file.tensors.items() if "_exps" in name)
-    assert read.others == pytest.approx(experts * 8 / 128, rel=1e-6)
-    assert read.experts > read.others
-
-
-def test_shared_memory_is_read_in_turns() -> None:
-    profile, model = read_profile("uma-32gb"), model_of(QWEN3)
-    made = decided(model, profile, cpu_moe=True)
-    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
-    found = expect(made.plan, model.spec, read, Speeds(100e9, 100e9, 100e9), shares_memory=True)
-    assert found.rate == pytest.approx(100e9 / (read.trunk + read.others))
-
-
-def test_hits_go_by_what_a_profile_counted() -> None:
-    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
-    made = decided(model, profile).plan
-    n_slots = min(made.expert_slots)
-    counts = np.zeros((48, 128))
-    counts[:, :n_slots] = 3.0
-    curve = HitCurve.of_counts(counts, "what was counted")
-    assert hit_rate_of(made, model.spec, curve)[0] == pytest.approx(1.0)
-    share, reason = hit_rate_of(made, model.spec, HitCurve.of_counts(np.ones((48, 128)), "counts"))
-    assert share == pytest.approx(sum(made.expert_slots) / (48 * 128)) and reason == "by counts"
-
-
-def test_what_is_read_from_the_file_takes_its_time() -> None:
-    """Half of the experts in a pool: the others' share of the uses is by the curve."""
-    profile, model = read_profile("8gb-nobar"), model_of(QWEN3)
-    made = decided(model, profile, host_pool="4GiB", expert_slots=8)
-    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
-    held = (sum(made.plan.host_slots) + 8 * 48) / (128 * 48)
-    quick = expect(made.plan, model.spec, read, replace(SPEEDS, file=1e15))
-    slow = expect(made.plan, model.spec, read, replace(SPEEDS, file=1e9))
-    assert slow.file_share == pytest.approx(1 - MEAN_CURVE.rate(held)) and slow.file_share > 0.1
-    assert quick.rate is not None and slow.rate is not None
-    waited = slow.file_share * read.others / 1e9
-    assert 1 / slow.rate - 1 / quick.rate == pytest.approx(waited, rel=1e-3)
-    assert slow.bound.endswith("the file")
-    unknown = expect(made.plan, model.spec, read, SPEEDS)
-    assert unknown.rate is None and "the file" in unknown.bound
-
-
-def test_where_memory_is_shared_nothing_misses() -> None:
-    """The device reads host memory as fast as its own: a hit rate of 0 % would mislead."""
-    profile, model = read_profile("uma-32gb"), model_of(QWEN3)
-    made = decided(model, profile, expert_mode="cache")
-    read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
-    found = expect(made.plan, model.spec, read, profile.speeds, shares_memory=True)
-    assert found.hit_rate is None and "in place" in found.hit_rate_reason
-    assert found.rate is not None and "link" not in found.bound
-
-
-def test_without_speeds_nothing_is_claimed() -> None:
-    profile, model = read_profile("navi31"), model_of("olmoe-1b-7b")
-    made = decided(model, profile)
-    found = expect(made.plan, model.spec, token_bytes(model.spec, made.weights, 0), Speeds())
-    assert (found.rate, found.without_hits, found.with_hits_alone) == (None, None, None)
 
 
 # ----- profiles of users -----

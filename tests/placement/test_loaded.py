@@ -23,9 +23,9 @@ from vkmoe.experts.store.slots import SlotManager
 from vkmoe.gguf_file import GgufFile
 from vkmoe.gpu.device import Device
 from vkmoe.models import ModelFile, open_model
+from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.loader import LoadedWeights, load_weights
 from vkmoe.placement.placer import Progress
-from vkmoe.placement.plan import Decision, decide
 
 POOL_BYTES = 200_000  # of 16 experts of 24,576 bytes: some
 

@@ -28,7 +28,6 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.facts import (
-    READ_IN_PLACE,
     Allocation,
     DeviceInfo,
     Heap,
@@ -40,15 +39,10 @@ from vkmoe.facts import (
 )
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models import open_model
+from vkmoe.placement.decide import Choosing, Decision, decide, predictor_lines
+from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.memory import device_budget
-from vkmoe.placement.plan import (
-    DEFAULT_CTX_SIZE,
-    Decision,
-    context_size,
-    decide,
-    plan,
-    predictor_lines,
-)
+from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size, plan
 
 from .invented_models import DENSE, N_EXPERTS, N_LAYERS, SCRATCH, SPEC, WEIGHTS, expert_bytes
 
@@ -72,7 +66,7 @@ def planned(
     info: DeviceInfo, config: EngineConfig | None = None, weights: WeightBytes = WEIGHTS,
     ram: int = RAM, spec: ModelSpec = SPEC,
 ) -> MemoryPlan:  # fmt: skip
-    return plan(config or EngineConfig(), spec, info, weights, SCRATCH, ram, lambda: READ_IN_PLACE)
+    return plan(config or EngineConfig(), spec, info, weights, SCRATCH, ram)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -128,7 +122,7 @@ def test_lines_name_the_heap_they_come_from() -> None:
     assert heaps == {
         "weights used by every token": 0, "KV cache": 0, "rotary table": 0, "activations": 0,
         "expert table": 2, "parameters": 1, "results": 1, "logits": 1, "staging": 1,
-        "expert slots": 0, "brought experts": 0, "host pool": 1,
+        "expert slots": 0, "landing slots": 0, "brought experts": 0, "host pool": 1,
     }  # fmt: skip
     totals = made.heap_totals()
     assert totals[2] == bytes_of(made, "expert table")
@@ -220,7 +214,7 @@ def test_a_trunk_that_does_not_fit() -> None:
     assert "--ctx-size" in caught.value.hint
     large = replace(SCRATCH, tensors=(9 * GIB,))
     with pytest.raises(OutOfMemoryError, match="activations 9,216 MiB") as caught:
-        plan(EngineConfig(), SPEC, SMALL_WINDOW, WEIGHTS, large, RAM, lambda: READ_IN_PLACE)
+        plan(EngineConfig(), SPEC, SMALL_WINDOW, WEIGHTS, large, RAM)
     assert "--ubatch-size" in caught.value.hint
 
 
@@ -297,16 +291,16 @@ def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
 GUESSING = CacheSettings(predictor="correlation")
 
 
-def decided_for(measure: Callable[[], LinkSpeed | None], **asked: Any) -> Decision:
+def decided_for(measure: Callable[[], Speeds], **asked: Any) -> Decision:
     """The decision for a tiny model."""
     with open_model(model_path("moe_plain")) as file:
         config = EngineConfig(ctx_size=16, **asked)
-        return decide(config, file, LAVAPIPE, measure_link=measure)
+        return decide(config, file, LAVAPIPE, choosing=Choosing(measure))
 
 
 def decided_lines(**asked: Any) -> list[Allocation]:
     """Of a predictor, in the plan for a tiny model."""
-    plan = decided_for(lambda: None, **asked).plan
+    plan = decided_for(Speeds, **asked).plan
     return [line for line in plan.lines if "predictor" in line.item]
 
 
@@ -319,9 +313,9 @@ def test_the_link_is_measured_once_where_experts_miss(
     """What was measured decides how, and the log says why."""
     links: list[LinkSpeed] = []
 
-    def measure() -> LinkSpeed:
+    def measure() -> Speeds:
         links.append(LinkSpeed(1e9, 9e9, 8e9))
-        return links[0]
+        return Speeds().over_link(links[0])
 
     caplog.set_level("INFO", "vkmoe")
     decided = decided_for(measure, miss="gather", **asked)

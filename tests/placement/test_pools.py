@@ -28,11 +28,7 @@ from vkmoe.facts import (
     WeightBytes,
 )
 from vkmoe.gpu.arena import lay_out_spans
-from vkmoe.placement.cache_choice import N_LANDING
-from vkmoe.placement.memory import (
-    available_bytes,
-    device_budget,
-)
+from vkmoe.placement.memory import available_bytes, device_budget, layout_bytes
 from vkmoe.placement.pools import SlotLayout, host_pools, split_slots
 from vkmoe.placement.sizes import N_THREADS
 from vkmoe.placement.span_reader import READING_BYTES, STAGING_BYTES
@@ -56,7 +52,7 @@ def bytes_of(made: MemoryPlan, item: str) -> int:
 def check(made: MemoryPlan, info: DeviceInfo, weights: WeightBytes, ram: int) -> None:
     """What holds for every plan with a small pool."""
     n_places, pools = sum(made.host_slots), host_pools(made.host_slots, weights.spans, N_USED)
-    assert made.executor == "stepped" and made.executor_reason
+    assert made.executor == ("fused" if made.exchanges else "stepped") and made.executor_reason
     assert 0 < n_places < N_ALL and all(n >= N_USED for n in made.host_slots)
     assert [pool.capacity for pool in pools] == list(made.host_slots)
     assert sorted(layer for pool in pools for layer in pool.layers) == list(range(48))
@@ -64,7 +60,8 @@ def check(made: MemoryPlan, info: DeviceInfo, weights: WeightBytes, ram: int) ->
         pool.capacity * pool.slot_bytes for pool in pools
     )
     assert bytes_of(made, "reading from the file") == READING_BYTES
-    assert "read from the file" in next(x.reason for x in made.lines if "pool" in x.item)
+    others = "on the device" if made.exchanges else "read from the file"
+    assert others in next(x.reason for x in made.lines if "pool" in x.item)
     if info.is_uma:
         assert made.total("device") + made.total("host") <= device_budget(info, ram)
     else:
@@ -354,39 +351,84 @@ def test_a_rest_may_be_enough_for_a_later_layer_only() -> None:
     assert split_slots(2 * 768 + 256, (512, 256), 8) == (2, 3)
 
 
-MODES = {
-    "read": READ_IN_PLACE,
-    "promote": ExpertMode("cache", promote=True),
-    "gather": ExpertMode("cache", "gather"),
+LAYOUTS = {
+    name: SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, n_landing, gathers)
+    for name, n_landing, gathers in (("read", 0, False), ("land", 2, False), ("gather", 1, True))
 }
+each_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@each_layout
 @pytest.mark.parametrize("n_bytes", [0, 10_000, 600_000, 5_000_000, 5_065_536, 1 << 30, 3 << 30])
-def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, mode: ExpertMode) -> None:
-    """With the slots that each layer has to land in."""
-    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
+def test_the_largest_slots_fit_and_one_more_would_not(n_bytes: int, layout: SlotLayout) -> None:
+    """With the slots that each layer has to land in; less than one each goes to the first."""
     slots = layout.largest(n_bytes)
-    if not any(slots):
-        assert layout.n_bytes((1, 1, 1)) > n_bytes
-        return
     assert layout.n_bytes(slots) <= n_bytes
     assert layout.n_bytes(tuple(n + 1 for n in slots)) > n_bytes
+    if not min(slots):
+        assert max(slots) <= 1 and layout.n_bytes((1, 1, 1)) > n_bytes
+        more = [(*slots[:i], 1, *slots[i + 1 :]) for i in range(3) if not slots[i]]
+        assert all(layout.n_bytes(one_more) > n_bytes for one_more in more)
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@each_layout
 @pytest.mark.parametrize("n_slots", [1, 5, 21_399, 21_400])
-def test_landing_slots_are_of_the_same_arenas(n_slots: int, mode: ExpertMode) -> None:
+def test_landing_slots_are_of_the_same_arenas(n_slots: int, layout: SlotLayout) -> None:
     """Layers without slots have nowhere to land."""
-    layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
-    n_landing = N_LANDING if mode.promote else 0
-    without = replace(layout, mode=READ_IN_PLACE)
-    assert layout.n_bytes((n_slots,) * 3) == without.own_bytes((n_slots + n_landing,) * 3)
+    wanted = layout.own_bytes((n_slots + layout.n_landing,) * 3)
+    assert layout.n_bytes((n_slots,) * 3) == wanted
+    assert layout.n_bytes((0, n_slots, 0)) == layout.own_bytes((0, n_slots + layout.n_landing, 0))
     assert layout.n_bytes((0, 0, 0)) == 0
 
 
-def test_gathered_experts_have_room_for_the_largest() -> None:
-    for mode in MODES.values():
-        layout = SlotLayout(DISCRETE_12, (50_176, 100_096, 50_176), 10**6, 8, mode)
-        assert layout.n_gathered == (8 if mode.gathers else 0)
-        assert layout.gathered == lay_out_spans(DISCRETE_12, [100_096] * layout.n_gathered)
+@each_layout
+@pytest.mark.parametrize("slots", [(0, 0, 0), (0, 1, 0), (2, 1, 1), (40_000, 39_999, 39_999)])
+def test_bytes_are_counted_as_arenas_lay_them_out(
+    slots: tuple[int, ...], layout: SlotLayout
+) -> None:
+    assert layout.n_bytes(slots) == layout_bytes(layout.arenas(slots))
+    assert layout.host_bytes(slots[:2]) == layout_bytes(layout.host_arenas(slots[:2]))
+    huge = replace(layout, span_bytes=(3 << 30, 256, 3 << 30))
+    assert huge.n_bytes(slots) == layout_bytes(huge.arenas(slots))
+
+
+@each_layout
+def test_gathered_experts_have_room_for_the_largest(layout: SlotLayout) -> None:
+    assert layout.n_gathered == (8 if layout.gathers else 0)
+    assert layout.gathered == lay_out_spans(DISCRETE_12, [100_096] * layout.n_gathered)
+
+
+# ----- what a card and host memory hold together -----
+
+
+@one_and_two_sizes
+@pytest.mark.parametrize("info", [DISCRETE_12, SMALL_WINDOW, AMD], ids=lambda info: info.name)
+def test_what_card_and_ram_hold_together_needs_no_file(
+    info: DeviceInfo, weights: WeightBytes
+) -> None:
+    """RAM alone is too small. Every size has a place for each expert, and some more."""
+    ram = 16 * GIB
+    made = planned(info, weights, ram, GATHER)
+    assert made.exchanges and made.executor == "fused" and made.host_slots
+    assert unasked(ram) - 2 * max(weights.spans) - MIB < made.total("host") <= unasked(ram)
+    layers = [weights.spans.count(size) for size in dict.fromkeys(weights.spans)]
+    for size, n_layers, n_host in zip(
+        dict.fromkeys(weights.spans), layers, made.host_slots, strict=True
+    ):
+        pairs = zip(made.expert_slots, weights.spans, strict=True)
+        n_slots = sum(n for n, other in pairs if other == size)
+        assert n_host < n_layers * N_EXPERTS < n_host + n_slots
+    pool = next(line for line in made.lines if line.name == "expert pool")
+    assert pool.reason == "what host memory allows; the others are on the device"
+    assert planned(info, weights, ram, GATHER, executor="fused").executor == "fused"
+
+
+def test_one_expert_too_few_is_read_from_the_file() -> None:
+    """As asked: slots and a pool that together lack one place, or have just enough."""
+    size = WEIGHTS.spans[0]
+    for n_places, holds in ((N_ALL - 8 * 48 - 1, False), (N_ALL - 8 * 48, True)):
+        least = SlotLayout(DISCRETE_12, WEIGHTS.spans, N_EXPERTS, N_USED).host_bytes((n_places,))
+        assert least > n_places * size
+        made = planned(DISCRETE_12, host_pool=str(least), expert_slots=8, ram=40 * GIB)
+        assert made.host_slots == (n_places,)
+        assert made.exchanges == holds == (made.executor == "fused")

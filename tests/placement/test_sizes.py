@@ -15,7 +15,7 @@ from tests.engine.tiny import ONE_OF_EACH, Tensor, model_path, rewrite
 from tests.gpu.invented import DISCRETE_12, GIB, LAVAPIPE, MIB
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.facts import READ_IN_PLACE, Conversion, DeviceInfo, ExpertMode, MemoryPlan, WeightBytes
+from vkmoe.facts import Conversion, DeviceInfo, ExpertMode, MemoryPlan, WeightBytes
 from vkmoe.gguf_file import TensorInfo, open_gguf
 from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement
 from vkmoe.gpu.device import Device
@@ -24,8 +24,9 @@ from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model, read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.placement import sizes as subject
+from vkmoe.placement.decide import decide
 from vkmoe.placement.loader import load_weights
-from vkmoe.placement.plan import decide, plan
+from vkmoe.placement.plan import plan
 from vkmoe.placement.sizes import (
     CONVERTING_BYTES,
     N_THREADS,
@@ -140,7 +141,7 @@ def planned(
     info: DeviceInfo, weights: WeightBytes, ram: int, config: EngineConfig | None = None
 ) -> MemoryPlan:
     config = config or EngineConfig()
-    return plan(config, SPEC, info, weights, SCRATCH, ram, lambda: READ_IN_PLACE)
+    return plan(config, SPEC, info, weights, SCRATCH, ram)
 
 
 # ----- what there is -----

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ import numpy as np
 from vkmoe.bench.measure import Mode, Output, Row, Summary, percentile, summarise
 from vkmoe.closing import Closing
 from vkmoe.cpu.device import cache_bytes
+from vkmoe.cpu.reads import host_bytes, host_reads
 from vkmoe.errors import VkmoeError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Recording
@@ -40,14 +40,11 @@ __all__ = [
     "WrongResultError",
     "check_or_raise",
     "clock_of",
-    "host_bytes_per_second",
-    "host_reads",
     "last_dispatch",
     "time_recording",
 ]
 
 MIB = 1 << 20
-HOST_BYTES, N_PASSES = 128 * MIB, 5
 MIN_SECONDS = 1e-8  # of what noise or a coarse clock makes nothing
 EMPTIEST = FinishCase((1,))  # one workgroup, which stores one word
 N_SUBMITS = 20  # in each repeat
@@ -281,30 +278,6 @@ class Roofline:
     def document(self) -> dict[str, object]:
         """Make its part of the document."""
         return {"latency_mode": self.latency_mode, "rows": self.rows}
-
-
-def host_bytes() -> int:
-    """Choose of how many bytes the reading is timed: more than caches hold."""
-    return max(HOST_BYTES, 2 * cache_bytes())
-
-
-def host_bytes_per_second(n_threads: int) -> float:
-    """Measure how fast the CPU reads memory, with so many threads: the best of a few passes."""
-    return max(host_reads(n_threads, N_PASSES, host_bytes()))
-
-
-def host_reads(n_threads: int, n_passes: int, n_bytes: int) -> list[float]:
-    """Measure bytes per second of threads that together read `n_bytes`, in each of the passes."""
-    words = np.zeros(n_bytes // 8, np.uint64)
-    words[:] = 1  # pages never written may all be the same one
-    parts = np.array_split(words, n_threads)
-    speeds = []
-    with ThreadPoolExecutor(n_threads) as threads:
-        for _ in range(1 + n_passes):  # the first one starts the threads
-            began = time.perf_counter()
-            list(threads.map(np.max, parts))  # without the GIL, in whole vectors
-            speeds.append(n_bytes / (time.perf_counter() - began))
-    return speeds[1:]
 
 
 def check_or_raise(runner: Runner, check: Callable[[Runner], Checks], what: str) -> Check:

@@ -18,13 +18,13 @@ from vkmoe.bench.clock import MIB, WrongResultError, clock_of, time_recording
 from vkmoe.bench.environment import link_under_load
 from vkmoe.bench.measure import MIN_REPEATS, Row, percentile, summarise
 from vkmoe.bench.reads import measure_in_place
-from vkmoe.config import EngineConfig
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Buffer, Recording
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed, measure_link
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.placement.cache_choice import cache_mode
+from vkmoe.placement.forecast.cost import miss_seconds
+from vkmoe.placement.forecast.speeds import Speeds, machine_of
 from vkmoe.placement.link import measure_gather
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ def measure_link_speeds(device: Device, settings: Settings) -> dict[str, Any]:
 
 
 def _favoured(info: DeviceInfo, speed: LinkSpeed) -> str:
-    """Say by the engine's own rule how experts without a slot are served at this speed."""
-    mode = cache_mode(EngineConfig(), info, speed, EXPERT_BYTES)
-    way = "gathered ahead of the matvec" if mode.gathers else "read in place"
-    return f"a miss of {EXPERT_BYTES / 1e6:.1f} MB is {way}: {mode.reason}"
+    """Say how an engine would serve experts without a slot at this speed."""
+    speeds = machine_of(info, Speeds().over_link(speed), 0).speeds
+    read, gather = (miss_seconds(way, EXPERT_BYTES, 1, speeds) for way in ("read", "gather"))
+    way = "gathered ahead of the matvec" if gather < read else "read in place"
+    times = f"{1e6 * read:.0f} us read in place, {1e6 * gather:.0f} gathered"
+    return f"a miss of {EXPERT_BYTES / 1e6:.1f} MB is {way}: {times}"

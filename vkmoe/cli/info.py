@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -115,8 +116,9 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     from vkmoe.devices import choose_device, list_devices
     from vkmoe.experts.decide.settings import sizing_line
     from vkmoe.placement.cache_choice import copies_overlap
+    from vkmoe.placement.decide import Choosing, decide
+    from vkmoe.placement.forecast.measured import Known, recall_speeds
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
-    from vkmoe.placement.plan import decide
     from vkmoe.placement.remembered import Recalled, recall, with_measured
 
     try:
@@ -129,9 +131,11 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     overlaps = copies_overlap(config, has_queue=not device.is_uma)
     recalled = Recalled() if config.tuning == "table" else recall(device)
     tuning = with_measured(device, recalled)
-    choice = known_choice(mode_question(config, model, device, tuning), config)
+    found = recall_speeds(device, Path(model.file.path)) if config.tuning != "table" else Known()
+    choosing = Choosing(lambda: found.speeds, corrections=found.corrections)
+    choice = known_choice(mode_question(config, model, device, tuning, choosing), config)
     decided = decide_with(
-        choice, config, lambda asked: decide(asked, model, device, tuning, overlaps=overlaps)
+        choice, config, lambda asked: decide(asked, model, device, tuning, choosing, overlaps)
     ).plan
     mode = decided.mode
     lines = [f"plan          on device {device.index}: {device.name}"]

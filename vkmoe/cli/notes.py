@@ -211,7 +211,9 @@ def mode_line(plan: MemoryPlan) -> str:
     if mode.on_device:
         return f"resident, all on the device{why}"
     n, n_all = sizing.n_slots_smallest_layer, sizing.n_experts
-    others = "the others in host memory" + " and the file" * bool(plan.host_slots)
+    others = "the others in host memory" + " and the file" * bool(
+        plan.host_slots and not plan.exchanges
+    )
     if mode.is_hybrid:
         others = "the CPU computes the others"
     return f"{mode.name}, {n} of {n_all} of each layer on the device, {others}{why}"

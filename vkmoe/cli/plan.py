@@ -1,13 +1,13 @@
-"""This module is `vkmoe plan`: what would go where, why, and how fast that can be at best.
+"""This module is `vkmoe plan`: what would go where, why, how fast that is, and what else there is.
 
 It owns the words. What is decided, for a device that is here or one of a profile, is decided as for
-a run (placement/plan.py); the bound on speed is in placement/forecast/expectation.py.
+a run (placement/decide.py), by the times that placement/forecast/cost.py predicts.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -27,12 +27,12 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
 
 if TYPE_CHECKING:
-    from vkmoe.facts import Allocation, DeviceInfo, ModelSpec
-    from vkmoe.gpu.link_speed import LinkSpeed
+    from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan, ModelSpec
     from vkmoe.models import ModelFile
+    from vkmoe.placement.decide import Choosing, Decision
+    from vkmoe.placement.forecast.cost import Prediction
     from vkmoe.placement.forecast.device_profiles import DeviceProfile
-    from vkmoe.placement.forecast.expectation import Expectation
-    from vkmoe.placement.plan import Decision
+    from vkmoe.placement.plan import Candidate
 
 __all__ = ["plan"]
 
@@ -57,11 +57,12 @@ def plan(
     as_json: Json = False,
     engine: EngineConfig,
 ) -> None:
-    """Explain every byte that a model would take on a device, and how fast it can be at best.
+    """Explain every byte that a model would take on a device, how fast it is, and what else fits.
 
     Loads no weights. With --device-profile the device need not be here. Without it, the memory of
     the device that is chosen is measured, which takes a second or two. Each line says what changes
-    it.
+    it. The plan is the one that is predicted to be fastest; the next ones follow with what they
+    cost, and one line says what would gain most.
     """
     from vkmoe.llm import demo_model_path
     from vkmoe.models import open_model
@@ -76,22 +77,21 @@ def plan(
     path = chosen_model(context, positional, model)
     with open_model(path if path is not None else demo_model_path()) as opened:
         machine = _machine(device_profile, engine, Path(opened.file.path))
-        profile, decided = machine.profile, _decided(opened, machine, engine)
-        found = _expectation(opened, profile, engine, decided)
-        notes = idle_notes(engine, decided.plan)
+        found = _decided(opened, machine, engine)
+        notes = idle_notes(engine, found.decision.plan)
         if as_json:
-            document = _document(opened.spec, profile, decided, found) | {"notes": notes}
+            document = _document(opened.spec, machine.profile, found) | {"notes": notes}
             typer.echo(json.dumps(document, indent=2))
             return
-        typer.echo("\n".join([*_lines(opened.spec, profile, decided, found), *notes]))
+        typer.echo("\n".join([*_lines(opened.spec, machine.profile, found), *notes]))
 
 
 class _Machine(NamedTuple):
-    """Holds a device, how kernels are launched on it, and how fast misses reach it."""
+    """Holds a device, how kernels are launched on it, and how far predictions of it erred."""
 
     profile: DeviceProfile
-    tuning: Any  # of kernels, as `decide` takes it; None: by default
-    link: LinkSpeed | None
+    tuning: Any = None  # of kernels, as `decide` takes it; None: by default
+    corrections: Any = None  # as `Choosing` takes them
 
 
 def _machine(name: str | None, engine: EngineConfig, model: Path) -> _Machine:
@@ -99,60 +99,80 @@ def _machine(name: str | None, engine: EngineConfig, model: Path) -> _Machine:
 
     The disk is that of the `model`.
     """
-    from vkmoe.bench.clock import Clock, Memory, host_bytes_per_second
-    from vkmoe.bench.measure import MIN_REPEATS
-    from vkmoe.cpu.device import n_cores
     from vkmoe.devices import open_device
-    from vkmoe.gguf_file.disk import read_speed
-    from vkmoe.gpu.link_speed import LinkSpeed
-    from vkmoe.placement.forecast.device_profiles import DeviceProfile, Speeds, read_profile
-    from vkmoe.placement.link import link_of_misses
+    from vkmoe.placement.forecast.device_profiles import DeviceProfile, read_profile
+    from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds
     from vkmoe.placement.memory import available_bytes
     from vkmoe.placement.remembered import tuning_for
 
     if name is not None:
-        profile = read_profile(name)
-        speed = 0.0 if profile.info.is_uma else profile.speeds.link
-        return _Machine(profile, None, LinkSpeed(speed, speed, speed) if speed else None)
-    host, link = host_bytes_per_second(engine.threads or n_cores()), None
-    disk = read_speed(model)
+        return _Machine(read_profile(name))
     with open_device(engine.device, engine.validation, engine.threads) as device:
-        info, speeds = device.info, Speeds(host, 0.0, host, disk)
-        tuning = tuning_for(info, engine.tuning)
-        if info.is_vulkan:
-            link = link_of_misses(device)
-            with Clock(device, MIN_REPEATS, Memory.of(info)) as clock:
-                found = clock.roofline()
-            assert found.link is not None, "every Vulkan device has one"
-            reads = 1e9 * found.link.reads.value.median
-            speeds = Speeds(1e9 * found.gb_per_s, reads, host, disk)
+        info, speeds = device.info, measure_speeds(device, model, engine.threads)
+    known = recall_speeds(info, model)
     profile = DeviceProfile(info, available_bytes(), speeds, {"speeds": "measured now"})
-    return _Machine(profile, tuning, link)
+    corrections = None if engine.tuning == "table" else known.corrections
+    return _Machine(profile, tuning_for(info, engine.tuning), corrections)
 
 
-def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> Decision:
-    """Decide as a run would that has nothing to measure."""
+class _Decided(NamedTuple):
+    """Holds a decision, what was predicted of it, what else there is, and what would be faster."""
+
+    decision: Decision
+    best: Candidate
+    others: list[Candidate]
+    advice: str
+
+    @property
+    def prediction(self) -> Prediction:
+        return self.best.prediction
+
+
+def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> _Decided:
+    """Decide as a run would that has nothing to measure, and compare the plan with others."""
     from vkmoe.placement.cache_choice import copies_overlap
+    from vkmoe.placement.decide import decide
+    from vkmoe.placement.forecast.advice import advice, alternatives
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
-    from vkmoe.placement.plan import decide
 
     info, free = machine.profile.info, machine.profile.available_host_bytes
-    choice = known_choice(mode_question(engine, model, info, machine.tuning, free), engine)
     overlaps = copies_overlap(engine, has_queue=not info.is_uma)
-    tuning, link = machine.tuning, machine.link
-    return decide_with(
-        choice,
-        engine,
-        lambda asked: decide(asked, model, info, tuning, lambda: link, overlaps, free),
+    choosing = _choosing(model, machine, engine)
+
+    def decided(asked: EngineConfig, more: int = 0) -> tuple[Decision, tuple[Candidate, ...]]:
+        device = _with_more(info, more)
+        question = mode_question(asked, model, device, machine.tuning, choosing, free + more)
+        made = decide_with(
+            known_choice(question, asked),
+            asked,
+            lambda x: decide(x, model, device, machine.tuning, choosing, overlaps, free + more),
+        )
+        return made, question.all if question is not None else made.candidates
+
+    made, candidates = decided(engine)
+    best = replace(made.candidates[0], plan=made.plan)
+    others = alternatives(candidates, made.candidates[0].plan)
+    return _Decided(made, best, others, advice(engine, made, lambda *at: decided(*at)[0]))
+
+
+def _with_more(info: DeviceInfo, n_bytes: int) -> DeviceInfo:
+    """Return a device that reaches so much more of the host's memory, if it has its own."""
+    if info.is_uma:
+        return info
+    heaps = (
+        heap if heap.device_local else replace(heap, size=heap.size + n_bytes, budget=None)
+        for heap in info.heaps
     )
+    return replace(info, heaps=tuple(heaps))
 
 
-def _expectation(
-    model: ModelFile, profile: DeviceProfile, engine: EngineConfig, decided: Decision
-) -> Expectation:
-    """Bound the speed; hits go by the expert profile, if there is one that has counted uses."""
+def _choosing(model: ModelFile, machine: _Machine, engine: EngineConfig) -> Choosing:
+    """Compare plans at the speeds of a machine.
+
+    Hits go by the expert profile, if there is one that has counted uses.
+    """
     from vkmoe.experts.records.profile import load_profile, profiled_model
-    from vkmoe.placement.forecast.expectation import expect, token_bytes
+    from vkmoe.placement.decide import Choosing
     from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 
     spec, curve = model.spec, MEAN_CURVE
@@ -163,19 +183,16 @@ def _expectation(
         if history is not None and history.counts.any():
             counts = history.counts.reshape(-1, spec.experts.n_experts)
             curve = HitCurve.of_counts(counts, "--expert-profile, if the most used have the slots")
-    weights, embedding, info = decided.weights, model.tensors.embeddings, profile.info
-    n_bytes = weights.pieces[0] if info.is_vulkan else embedding.tensor.n_bytes
-    read, shared = token_bytes(spec, weights, n_bytes, decided.plan.host_layers), info.is_uma
-    return expect(decided.plan, spec, read, profile.speeds, curve, shares_memory=shared)
+    speeds = machine.profile.speeds
+    return Choosing(lambda: speeds, curve, machine.corrections or {})
 
 
 # ----- in words -----
 
 
-def _lines(
-    spec: ModelSpec, profile: DeviceProfile, decided: Decision, found: Expectation
-) -> list[str]:
-    made, info = decided.plan, profile.info
+def _lines(spec: ModelSpec, profile: DeviceProfile, found: _Decided) -> list[str]:
+    decided, info = found.decision, profile.info
+    made = decided.plan
     lines = [
         f"model         {spec.name} ({spec.architecture}), context {made.ctx_size} tokens",
         f"device        {info.name} ({info.type}, {info.driver})",
@@ -185,6 +202,21 @@ def _lines(
     ]
     lines += [_line(line) for line in made.lines]
     lines += ["", *_totals(profile, decided), "", *_speed(profile, found)]
+    lines += _compared(found)
+    return [*lines, f"advice        {found.advice}"] if found.advice else lines
+
+
+def _compared(found: _Decided) -> list[str]:
+    """List the plan and others with the speeds that are predicted, and what those lack."""
+    from vkmoe.placement.forecast.advice import describe, drawback
+
+    if not found.others:
+        return []
+    lines = ["", f"{'tok/s':>12} {'prompt':>8}  plans that were compared"]
+    for each in (found.best, *found.others):
+        rates = f"{each.prediction.rate:12,.1f} {each.prediction.prompt_rate:8,.0f}"
+        lacks = "the plan" if each is found.best else drawback(each, found.best)
+        lines.append(f"{rates}  {each.plan.mode.name}: {describe(each.plan)} ({lacks})")
     return lines
 
 
@@ -212,7 +244,8 @@ def _totals(profile: DeviceProfile, decided: Decision) -> list[str]:
     needed, free = made.total("host"), profile.available_host_bytes
     needed += made.total("device") * info.is_uma
     lines.append(f"host memory   {_of(needed, free)} that are free")
-    if in_file := made.total("file"):
+    in_slots = sum(made.expert_slots) / max(1, made.sizing.n_total) if made.sizing else 0.0
+    if in_file := round(made.total("file") * (1.0 - in_slots * made.mode.is_hybrid)):
         left = max(0, free - needed)
         slow = "; what does not fit there is read from the disk again and again"
         lines.append(
@@ -226,8 +259,12 @@ def _of(n_bytes: int, n_all: int) -> str:
     return f"{n_bytes / _MIB:,.1f} of {n_all / _MIB:,.1f} MiB"
 
 
-def _speed(profile: DeviceProfile, found: Expectation) -> list[str]:
-    """Say how fast a token can be at best, and what that goes by."""
+def _speed(profile: DeviceProfile, decided: _Decided) -> list[str]:
+    """Say how fast a token and a prompt are, and what that goes by."""
+    from vkmoe.placement.forecast.cost import PROMPT_TOKENS
+    from vkmoe.placement.forecast.speeds import TYPICAL
+
+    found, machine = decided.prediction, decided.decision.machine
     read, reason = found.bytes, found.hit_rate_reason
     hits = f"{100 * found.hit_rate:.1f} % ({reason})" if found.hit_rate is not None else reason
     of_token = f"{read.trunk / _MIB:,.1f} MiB of the trunk, {read.experts / _MIB:,.1f} of experts"
@@ -235,25 +272,28 @@ def _speed(profile: DeviceProfile, found: Expectation) -> list[str]:
     if found.file_share:
         in_file = found.file_share * read.others / _MIB
         lines.append(f"from the file {in_file:,.1f} MiB of these: no memory holds them then")
-    rates = [f"{found.rate:,.1f} tok/s at most"] if found.rate is not None else []
-    if found.without_hits and found.with_hits_alone and found.hit_rate != 1.0:
+    rates = [f"{found.rate:,.1f} tok/s"]
+    if found.without_hits and found.with_hits_alone and found.hit_rate not in (None, 1.0):
         ends = f"{found.without_hits:,.1f} without a hit", f"{found.with_hits_alone:,.1f}"
         rates += [ends[0], f"{ends[1]} with hits alone"]
-    if not rates:
-        return [*lines, f"decode        unknown: {found.bound}"]
-    lines.append(f"decode        {', '.join(rates)} (bound by {found.bound})")
+    lines.append(f"decode        {', '.join(rates)} (predicted, for {found.bound})")
+    lines.append(f"prompt        {found.prompt_rate:,.0f} tok/s, of {PROMPT_TOKENS} tokens")
     names = {"device": "device memory", "link": "link", "host": "the CPU's memory", "file": "file"}
-    given = [f"{names[key]} {x / 1e9:,.1f} GB/s" for key, x in asdict(profile.speeds).items() if x]
+    speeds = {key: x for key, x in asdict(machine.speeds).items() if key in names}
+    given = [f"{names[key]} {x / 1e9:,.1f} GB/s" for key, x in speeds.items()]
     lines.append(f"speeds        {', '.join(given)}")
+    known = asdict(profile.speeds)
+    if missing := [names[key] for key in speeds if not known[key]]:
+        source = TYPICAL[profile.info.type].source
+        lines.append(f"  {'assumed':11} {', '.join(missing)}: {source}")
     return lines + [f"  {key:11} {text}" for key, text in profile.sources.items()]
 
 
-def _document(
-    spec: ModelSpec, profile: DeviceProfile, decided: Decision, found: Expectation
-) -> dict[str, Any]:
+def _document(spec: ModelSpec, profile: DeviceProfile, found: _Decided) -> dict[str, Any]:
+    from vkmoe.placement.forecast.advice import drawback
     from vkmoe.placement.memory import option_of
 
-    made = decided.plan
+    made = found.decision.plan
     return {
         "model": spec.name,
         "architecture": spec.architecture,
@@ -264,9 +304,8 @@ def _document(
         "mode": made.mode.name,
         "mode_reason": made.mode_reason or made.mode.reason,
         "executor": made.executor,
-        "expert_slots": list(made.expert_slots),
+        **_amounts(made),
         "host_layers": made.host_layers,
-        "cpu_layers": made.cpu_layers,
         "lines": [
             {
                 "item": line.item,
@@ -280,9 +319,31 @@ def _document(
         ],
         "heaps": {str(heap): n_bytes for heap, n_bytes in made.heap_totals().items()},
         "host_memory_bytes": profile.available_host_bytes,
-        "expected": asdict(found),
-        "bytes_per_second": asdict(profile.speeds),
+        "expected": asdict(found.prediction),
+        "others": [
+            {
+                "mode": each.plan.mode.name,
+                **_amounts(each.plan),
+                "expected": asdict(each.prediction),
+                "lacks": drawback(each, found.best),
+            }
+            for each in found.others
+        ],
+        "advice": found.advice,
+        "bytes_per_second": asdict(found.decision.machine.speeds),
         "sources": dict(profile.sources),
+    }
+
+
+def _amounts(plan: MemoryPlan) -> dict[str, Any]:
+    """Write how many experts are where."""
+    return {
+        "expert_slots": list(plan.expert_slots),
+        "landing_slots": plan.landing_slots,
+        "host_slots": list(plan.host_slots),
+        "exchanges": plan.exchanges,
+        "cpu_layers": plan.cpu_layers,
+        "chunk_rows": plan.chunk_rows,
     }
 
 

@@ -22,9 +22,11 @@ __all__ = [
     "Arena",
     "Placement",
     "chunk_cap",
+    "lay_out_alike",
     "lay_out_slots",
     "lay_out_spans",
     "round_up",
+    "slot_chunks",
 ]
 
 ALIGNMENT = 256  # of every span: whole cache lines on all devices
@@ -54,19 +56,36 @@ def chunk_cap(device: DeviceInfo) -> int:
 
 def lay_out_slots(device: DeviceInfo, slot_bytes: int, n_slots: int) -> ArenaLayout:
     """Lay out slots of a size, in chunks that are small enough to be freed one by one."""
-    return lay_out_spans(device, [slot_bytes] * n_slots, SLOT_CHUNK)
+    return lay_out_alike(device, [(slot_bytes, n_slots)] if n_slots else [], SLOT_CHUNK)
 
 
-def lay_out_spans(
-    device: DeviceInfo, spans: Iterable[int], chunk_bytes: int = PREFERRED_CHUNK
+def slot_chunks(device: DeviceInfo, slot_bytes: int, n_slots: int) -> tuple[tuple[int, int], ...]:
+    """Count the chunks in which `lay_out_slots` lays slots out: the bytes of each, and how many."""
+    span_bytes = round_up(slot_bytes)
+    n_whole = max(1, min(SLOT_CHUNK, chunk_cap(device)) // max(span_bytes, 1))
+    full, rest = divmod(n_slots, n_whole)
+    chunks = ((n_whole * span_bytes + ALIGNMENT, full), (rest * span_bytes + ALIGNMENT, rest > 0))
+    return tuple((n_bytes, int(n)) for n_bytes, n in chunks if n)
+
+
+def lay_out_spans(device: DeviceInfo, spans: Iterable[int]) -> ArenaLayout:
+    """Lay out spans of these bytes, one behind the other, as `lay_out_alike` does."""
+    return lay_out_alike(
+        device, [(n_bytes, sum(1 for _ in same)) for n_bytes, same in groupby(spans)]
+    )
+
+
+def lay_out_alike(
+    device: DeviceInfo, spans: Iterable[tuple[int, int]], chunk_bytes: int = PREFERRED_CHUNK
 ) -> ArenaLayout:
-    """Lay out spans of these bytes, one behind the other, in chunks that the device can allocate.
+    """Lay out spans, given as bytes and how many follow each other, in chunks that the device can
+    allocate.
 
     Each is rounded up to ALIGNMENT, and so is each chunk's first address, for which a chunk has
     room to spare: where spans lie does not depend on a driver. A span that is larger than a chunk
     can be has one of its own, which an Arena refuses.
     """
-    alike = [(round_up(n_bytes), sum(1 for _ in group)) for n_bytes, group in groupby(spans)]
+    alike = [(round_up(n_bytes), n_spans) for n_bytes, n_spans in spans]
     cap, left = min(chunk_bytes, chunk_cap(device)), sum(size * n for size, n in alike)
     chunks: list[int] = []
     runs: list[SpanRun] = []

@@ -31,6 +31,7 @@ __all__ = [
     "default_slice_bytes",
     "link_memory",
     "measure_link",
+    "measure_memory",
     "read_words",
     "sums_words",
 ]
@@ -44,6 +45,7 @@ SLOW_SHARE = 0.5  # of the copy speed: below it a miss costs more than twice its
 # Each read takes the next slice, and a copy of all of them follows: no cache helps twice.
 N_SLICES = 4
 SLICE_BYTES, SLICE_BYTES_CPU = 8 << 20, 2 << 20
+MEMORY_SLICE_BYTES = 128 << 20  # of device memory: in turns, more than today's caches hold
 MIN_ROUNDS, MIN_SECONDS = 3, 0.03  # an idle link needs milliseconds to come up to speed
 
 
@@ -103,6 +105,24 @@ def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
     with link_memory(device, N_SLICES * slice_bytes) as (source, target):
         reads = _reads(device, source, slice_bytes)
         return LinkSpeed(*best_of(reads, [_copy(device, source, target)]))
+
+
+def measure_memory(device: Device) -> float:
+    """Time kernel reads of device memory, more than caches hold: the best bytes per second.
+
+    Takes up to 512 MiB, or a sixteenth of the smallest heap that is the device's. Raises GpuErrors.
+    """
+    room = min(heap.size for heap in device.info.heaps) // 16 // N_SLICES
+    slice_bytes = max(GROUP_BYTES, min(MEMORY_SLICE_BYTES, room) // GROUP_BYTES * GROUP_BYTES)
+    if device.info.is_cpu:
+        slice_bytes = min(slice_bytes, MEMORY_SLICE_BYTES // 4)
+    with closing(device.allocate("device", N_SLICES * slice_bytes, "link target")) as memory:
+        with translate_errors("measuring memory"):
+            recorder = device.native.recorder()
+            recorder.fill(memory, 0, memory.size, 1)
+            device.native.submit(recorder.finish()).wait()
+        (best,) = best_of(_reads(device, memory, slice_bytes))
+        return best
 
 
 @contextmanager

@@ -1,5 +1,4 @@
-"""Turns what was asked, planned and measured into how the expert cache works: how misses are
-served, its settings and its pools.
+"""Turns what was asked and planned into how the expert cache works: its settings and its pools.
 
 Pure. Raises UsageError for pins that the model or the slots do not have.
 """
@@ -9,69 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vkmoe.choices import MissWay
 from vkmoe.config import EngineConfig, Pins
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
-from vkmoe.facts import DeviceInfo, ExpertMode, ExpertSpec, MemoryPlan, ModelSpec
-from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.facts import ExpertSpec, MemoryPlan, ModelSpec
 
 __all__ = [
-    "N_LANDING",
-    "cache_mode",
     "cache_pools",
     "cache_settings",
     "copies_overlap",
-    "promotes",
 ]
-
-N_LANDING = 2  # slots of a layer in which experts land while they are read, at most
-# Read speed over gather speed. Gathering costs a dispatch, and two passes more over device memory:
-# it pays where reading in place has less than four fifths of its speed.
-READS_WELL, READS_BADLY = 0.9, 0.8
-SMALLEST_GATHERED = 2_000_000  # bytes of an expert; a dispatch more costs what less would save
-
-
-def promotes(config: EngineConfig, device: DeviceInfo) -> bool:
-    """Decide whether missed experts of a cache stay where they land.
-
-    By default they do where they cross a link: there it saves their copy. Where the device shares
-    the host's memory, a copy costs about as much as the stores of a kernel. None cross it where the
-    CPU computes what misses.
-    """
-    if config.mode == "hybrid":
-        return False
-    return not device.is_uma if config.promote_on_read is None else config.promote_on_read
-
-
-def cache_mode(
-    config: EngineConfig, device: DeviceInfo, link: LinkSpeed | None, span_bytes: int
-) -> ExpertMode:
-    """Decide whether misses are read over the link, gathered ahead of it, or computed by the CPU.
-
-    The cache's largest expert has `span_bytes`; `link` is None where it is not measured.
-    """
-    if config.mode == "hybrid":
-        return ExpertMode("cache", "cpu", reason=f"as {config.mode_option}")
-    way: MissWay = "read"
-    if config.miss != "auto":
-        way, reason = config.miss, "as --miss"
-    elif device.is_uma:
-        reason = "the device shares the host's memory"
-    elif link is None or not link.gather_bytes_per_second:
-        reason = "the link was not measured"
-    else:
-        read, gather = link.read_bytes_per_second, link.gather_bytes_per_second
-        reason = f"{read / 1e9:.1f} GB/s read in place, {gather / 1e9:.1f} gathered"
-        if read >= READS_WELL * gather:
-            pass  # there is nothing to gain
-        elif read >= READS_BADLY * gather:
-            reason += ": too little to gain by gathering"
-        elif span_bytes < SMALLEST_GATHERED:
-            reason += ", but experts are too small to gain by gathering"
-        else:
-            way = "gather"
-    return ExpertMode("cache", way, promotes(config, device), reason)
 
 
 def copies_overlap(config: EngineConfig, has_queue: bool) -> bool:

@@ -29,8 +29,8 @@ from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
 from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
+from vkmoe.placement.decide import Decision
 from vkmoe.placement.loader import LoadedWeights
-from vkmoe.placement.plan import Decision
 from vkmoe.placement.span_reader import FileReads, StagedUploads
 
 __all__ = ["BudgetWatch", "ExpertMemory"]

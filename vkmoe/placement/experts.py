@@ -1,16 +1,19 @@
-"""Decides where experts go: the device, host memory with slots on the device, or host memory.
+"""Decides where experts go in each way in which they can be computed, and lists those ways.
 
-Pure; a part of `plan`. Owns what follows for the executor. How many slots and host slots fit is the
-subject of pools.py.
+Pure; a part of `plan`. A way settles all but how much; each of its plans is complete, so that plans
+can be compared (forecast/cost.py). How many slots and host slots fit is the subject of pools.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
+from vkmoe.choices import MissWay, ModeName
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.settings import size_cache
@@ -18,6 +21,7 @@ from vkmoe.experts.store.table import N_VERSIONS
 from vkmoe.facts import (
     ON_DEVICE,
     Allocation,
+    ArenaLayout,
     CacheSizing,
     DeviceInfo,
     ExpertMode,
@@ -25,17 +29,18 @@ from vkmoe.facts import (
     MemoryPlan,
     WeightBytes,
 )
-from vkmoe.gpu.arena import lay_out_spans, round_up
+from vkmoe.gpu.arena import lay_out_alike, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.ops.experts import DESCRIPTOR_BYTES
-from vkmoe.placement.cache_choice import promotes
 from vkmoe.placement.memory import GRANULARITY, allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.placement.span_reader import READING_BYTES
 
-__all__ = ["N_STAGED", "ExpertRoom", "place_experts"]
+__all__ = ["MOST_LANDING", "N_STAGED", "ExpertRoom", "Way", "place_experts", "ways"]
 
 N_STAGED = 4  # experts on their way from the file to slots at a time
+MOST_LANDING = 2  # slots of a layer in which experts land while they are read
+PREDICTED = "predicted to be fastest; --expert-mode changes it"
 
 
 @dataclass(frozen=True)
@@ -54,30 +59,160 @@ class ExpertRoom:
     base: MemoryPlan
     brings: bool  # experts of prompts to the device
 
+    @property
+    def flag(self) -> str:
+        """Return the flag by which the user chose the slots; empty if the plan does."""
+        if self.config.expert_slots is not None:
+            return "--expert-slots"
+        return "--expert-cache" if self.config.expert_cache is not None else ""
 
-def place_experts(given: ExpertRoom, mode_of_cache: Callable[[], ExpertMode]) -> MemoryPlan:
-    """Complete the plan; `mode_of_cache` is called where not all experts are on the device.
+    def asked(self, layout: SlotLayout) -> _Asked | None:
+        """Return the slots that the user asked for, if any."""
+        config, n_bytes = self.config, self.config.expert_cache_bytes
+        if config.expert_slots is not None:
+            slots = (min(config.expert_slots, layout.n_experts),) * len(layout.span_bytes)
+            return _Asked(slots, f"{self.flag} {config.expert_slots}")
+        if config.expert_cache is None or n_bytes is None:
+            return None
+        return _Asked(layout.largest(n_bytes), f"{self.flag} {config.expert_cache.strip()}")
+
+    @cached_property
+    def whole(self) -> ArenaLayout:
+        """Lay out all experts."""
+        return self.layout(_PLAIN).whole
+
+    @cached_property
+    def fits(self) -> bool:
+        """Say whether all experts are wanted on the device, and fit there."""
+        layout = self.layout(_PLAIN)
+        asked, pools = self.asked(layout), PoolPlanner(self.config, layout, self.whole)
+        few_in_place = self.device.is_uma and asked is None and pools.wants_few
+        wants_all = asked is None or min(asked.slots) >= layout.n_experts
+        return wants_all and not few_in_place and layout_bytes([self.whole]) <= self.free
+
+    def layout(self, way: Way) -> SlotLayout:
+        """Describe what slots take in a way."""
+        assert self.experts is not None
+        n_experts, n_used = self.experts.n_experts, self.experts.n_used
+        brings = way.brings and self.brings
+        gathers = way.miss == "gather"
+        return SlotLayout(
+            self.device, self.weights.spans, n_experts, n_used, way.n_landing, gathers, brings
+        )
+
+
+class _Asked(NamedTuple):
+    """Describes the slots a user asked for, and how."""
+
+    slots: tuple[int, ...]
+    text: str
+
+
+class Way(NamedTuple):
+    """Settles what a plan leaves open, but how much: where experts are computed, and how."""
+
+    mode: ModeName
+    miss: MissWay = "read"
+    n_landing: int = 0  # slots of each layer in which experts land while they are read
+    brings: bool = False  # experts of prompts to places on the device
+    cpu_layers: int = 0  # of mode "cpu", from the first on
+    reason: str = ""  # for the way misses are served, in a few words
+
+
+_PLAIN = Way("cache")
+
+
+# ----- the ways there are -----
+
+
+def ways(given: ExpertRoom) -> Iterator[Way]:
+    """Yield the ways that options leave; those that need less memory come after their like.
+
+    Where the weights count what the CPU would read, it computes experts. Where all experts fit on
+    the device, no other way of it can be faster.
+    """
+    config, n_layers = given.config, len(given.weights.spans)
+    if not given.device.is_vulkan or given.experts is None or not n_layers:
+        yield Way("resident")
+    elif config.mode == "cpu":
+        n_cpu = n_layers if config.n_cpu_moe is None else config.n_cpu_moe
+        yield Way("cpu", cpu_layers=min(n_layers, n_cpu))
+    elif config.mode == "hybrid":
+        yield Way("hybrid", reason=f"as {config.mode_option}")
+    elif given.weights.file_spans:
+        yield from _ways_of_cpu(given)
+    elif config.mode == "resident" or (config.mode == "auto" and given.fits):
+        yield Way("resident")
+    else:
+        yield from _ways_of_cache(given)
+
+
+def _ways_of_cache(given: ExpertRoom) -> Iterator[Way]:
+    config, device = given.config, given.device
+    assert given.experts is not None
+    promotes = not device.is_uma if config.promote_on_read is None else config.promote_on_read
+    least = 0 if config.promote_on_read is None or not promotes else 1
+    most = min(MOST_LANDING, given.experts.n_used) if promotes else 0
+    misses: tuple[MissWay, ...] = ("read", "gather")
+    if config.miss != "auto" or device.is_uma:
+        misses = (config.miss if config.miss != "auto" else "read",)
+    reason = "the device shares the host's memory" if device.is_uma else ""
+    reason = "as --miss" if config.miss != "auto" else reason
+    for miss in misses:
+        for n_landing in range(most, least - 1, -1):
+            for brings in (True, False) if given.brings else (False,):
+                yield Way("cache", miss, n_landing, brings, reason=reason)
+
+
+def _ways_of_cpu(given: ExpertRoom) -> Iterator[Way]:
+    """Yield the ways in which the CPU computes experts that no other option rules out."""
+    config, n_layers = given.config, len(given.weights.spans)
+    if not given.fits:
+        with suppress(UsageError):
+            replace(config, expert_mode="hybrid")
+            yield Way("hybrid")
+    with suppress(UsageError):
+        replace(config, expert_mode="cpu")
+        least = _least_on_cpu(given)
+        if 0 < least < n_layers:
+            yield Way("cpu", cpu_layers=least)
+        yield Way("cpu", cpu_layers=n_layers)
+
+
+def _least_on_cpu(given: ExpertRoom) -> int:
+    """Count the layers of the CPU at least, so that the others fit on the device."""
+    assert given.experts is not None
+    left, least = given.free, len(given.weights.spans)
+    for size in reversed(given.weights.spans):
+        left -= given.experts.n_experts * round_up(size) + GRANULARITY
+        if left < 0:
+            break
+        least -= 1
+    return least
+
+
+# ----- a plan of each -----
+
+
+def place_experts(given: ExpertRoom, way: Way) -> MemoryPlan:
+    """Complete the plan in a way.
 
     Raises OutOfMemoryError where too little is left, UsageError where options say so.
     """
+    config = given.config
     if not given.device.is_vulkan:
-        return _with_executor(_in_file(given), given.config)
-    config, flag = given.config, _cache_flag(given.config)
-    if config.mode == "cpu" and given.weights.file_spans:
-        return _with_executor(_on_cpu(given), config)
-    if given.experts is None or not given.weights.experts:
-        sizing = size_cache((), (), 0, 0, flag) if flag else None
+        made = _in_file(given)
+    elif given.experts is None or not given.weights.experts:
+        sizing = size_cache((), (), 0, 0, given.flag) if given.flag else None
         idle = _idle_pool(config, "the model has no experts")
         if config.mode_option:
             idle = (*idle, f"{config.mode_option} has no effect: the model has no experts")
         made = replace(given.base, mode=ON_DEVICE, sizing=sizing, notes=idle)
+    elif way.mode == "cpu":
+        made = _on_cpu(given, way.cpu_layers)
     else:
-        # How misses are served takes a measurement, and is not asked where nothing misses.
-        unmeasured = ExpertMode("cache", promote=promotes(config, given.device))
-        placed = _PlacedExperts(given, given.experts, unmeasured)
-        if not placed.all_on_device:
-            placed = _PlacedExperts(given, given.experts, mode_of_cache())
-        made = placed.plan()
+        kinds = {"resident": _Resident, "cache": _Cache, "hybrid": _Hybrid}
+        made = kinds[way.mode](given, way).plan()
     return _with_executor(made, config)
 
 
@@ -101,7 +236,7 @@ def _in_file(given: ExpertRoom) -> MemoryPlan:
     return replace(made, lines=(*made.lines, line), sizing=sizing)
 
 
-def _on_cpu(given: ExpertRoom) -> MemoryPlan:
+def _on_cpu(given: ExpertRoom, n_cpu: int) -> MemoryPlan:
     """Complete the plan of a device beside which the CPU computes the experts of some layers.
 
     Raises OutOfMemoryError where those of the others do not fit on the device.
@@ -109,16 +244,16 @@ def _on_cpu(given: ExpertRoom) -> MemoryPlan:
     device, experts, in_file = given.device, given.experts, given.weights.file_spans
     assert experts is not None
     n_layers, option = len(in_file), given.config.mode_option
-    n_cpu = min(n_layers, n_layers if (n := given.config.n_cpu_moe) is None else n)
-    lines = _cpu_lines(given, n_cpu, f"as {option}") if n_cpu else []
+    reason = f"as {option}" if option else PREDICTED
+    lines = _cpu_lines(given, n_cpu, reason) if n_cpu else []
     if n_cpu < n_layers:
-        spans = [size for size in given.weights.spans[n_cpu:] for _ in range(experts.n_experts)]
-        whole = lay_out_spans(device, spans)
+        spans = [(size, experts.n_experts) for size in given.weights.spans[n_cpu:]]
+        whole = lay_out_alike(device, spans)
         if (needed := layout_bytes([whole])) > given.free:
             raise _too_many_on_device(given, n_cpu, needed)
         item = "experts of the other layers" if n_cpu else "experts"
-        lines.append(allocation(device, item, "device", f"as {option}", "experts", [whole]))
-    mode = ExpertMode("cpu", reason=f"as {option}") if n_cpu else ON_DEVICE
+        lines.append(allocation(device, item, "device", reason, "experts", [whole]))
+    mode = ExpertMode("cpu", reason=f"as {option}" if option else "") if n_cpu else ON_DEVICE
     return replace(given.base, mode=mode, lines=(*given.base.lines, *lines), cpu_layers=n_cpu)
 
 
@@ -138,18 +273,11 @@ def _cpu_lines(given: ExpertRoom, n_layers: int, reason: str) -> list[Allocation
 
 def _too_many_on_device(given: ExpertRoom, n_cpu: int, needed: int) -> OutOfMemoryError:
     """Say how many layers the CPU must compute at least."""
-    assert given.experts is not None
-    left, least = given.free, len(given.weights.spans)
-    for size in reversed(given.weights.spans):
-        left -= given.experts.n_experts * round_up(size) + GRANULARITY
-        if left < 0:
-            break
-        least -= 1
     return OutOfMemoryError(
         f"with {given.config.mode_option} the experts of {len(given.weights.spans) - n_cpu} layers "
         f"need {in_mib(needed)} of {given.device.name}'s memory; {in_mib(given.free)} can be used "
         "for them",
-        f"use --n-cpu-moe {least} or more",
+        f"use --n-cpu-moe {_least_on_cpu(given)} or more",
     )
 
 
@@ -175,20 +303,6 @@ def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
     return replace(made, executor="stepped", executor_reason=reason)
 
 
-class _Asked(NamedTuple):
-    """Describes the slots a user asked for, and how."""
-
-    slots: tuple[int, ...]
-    text: str
-
-
-def _cache_flag(config: EngineConfig) -> str:
-    """Find the flag by which the user chose the slots; empty if the plan does."""
-    if config.expert_slots is not None:
-        return "--expert-slots"
-    return "--expert-cache" if config.expert_cache is not None else ""
-
-
 def _idle_pool(config: EngineConfig, why: str) -> tuple[str, ...]:
     """Make a note where --host-pool can change nothing."""
     if config.host_pool is None:
@@ -196,70 +310,21 @@ def _idle_pool(config: EngineConfig, why: str) -> tuple[str, ...]:
     return (f"--host-pool {config.host_pool.strip()} has no effect: {why}",)
 
 
-class _PlacedExperts:
-    """Decides about the experts of a model, and holds what that rests on."""
+class _Placing:
+    """Completes a plan in one way, and holds what that rests on."""
 
-    def __init__(self, given: ExpertRoom, experts: ExpertSpec, mode: ExpertMode) -> None:
-        self._given, self._config, self._flag = given, given.config, _cache_flag(given.config)
+    def __init__(self, given: ExpertRoom, way: Way) -> None:
+        self._given, self._config, self._flag = given, given.config, given.flag
         self._device, self._shared = given.device, given.device.is_uma
-        self._free, self._room, self._base = given.free, given.pool, given.base
-        n_experts, spans = experts.n_experts, given.weights.spans
-        brings = given.brings and not mode.is_hybrid
-        self._layout = SlotLayout(given.device, spans, n_experts, experts.n_used, mode, brings)
-        in_order = [size for size in spans for _ in range(n_experts)]
-        self._whole = lay_out_spans(given.device, in_order)
+        self._free, self._base = given.free, given.base
+        self._layout, self._way = given.layout(way), way
+        self._asked = given.asked(self._layout)
+        self._whole = given.whole
         self._total = layout_bytes([self._whole])
-        self._pools = PoolPlanner(given.config, self._layout, self._whole)
-        self._asked = self._slots_asked_for()
-
-    @property
-    def all_on_device(self) -> bool:
-        """Say whether all experts are wanted on the device, and fit there."""
-        few_in_place = self._shared and self._asked is None and self._pools.wants_few
-        if few_in_place or self._config.mode in ("cache", "hybrid"):
-            return False
-        return self._wants_all and self._total <= self._free
 
     def plan(self) -> MemoryPlan:
-        if self.all_on_device:
-            return self._resident()
-        if self._config.mode == "resident":
-            raise self._not_resident()
-        if self._config.mode == "hybrid":
-            return self._shared_with_cpu()
-        asked, pool = self._asked, self._pool()
-        free = self._free - (pool.taken_bytes if self._shared else 0)
-        if asked is None:
-            slots = () if self._shared else self._largest(free)
-        elif self._wants_all or self._needed(asked.slots) > free:
-            raise self._too_much(asked, pool, max(0, free))
-        else:
-            slots = asked.slots
-        return self._cached(slots, pool) if any(slots) else self._at_home(pool)
-
-    @property
-    def _wants_all(self) -> bool:
-        return self._asked is None or min(self._asked.slots) >= self._layout.n_experts
-
-    def _slots_asked_for(self) -> _Asked | None:
-        layout, config, n_bytes = self._layout, self._config, self._config.expert_cache_bytes
-        if config.expert_slots is not None:
-            slots = (min(config.expert_slots, layout.n_experts),) * len(layout.span_bytes)
-            return _Asked(slots, f"{self._flag} {config.expert_slots}")
-        if config.expert_cache is None or n_bytes is None:
-            return None
-        return _Asked(layout.largest(n_bytes), f"{self._flag} {config.expert_cache.strip()}")
-
-    def _pool(self) -> PoolPlan:
-        """Decide the host pool; without a size asked for it leaves slots room in shared memory."""
-        room = self._room
-        if not self._shared or self._pools.wants_few:
-            return self._pools.decide(room)
-        if self._total <= self._free:
-            return self._pools.all
-        slots = self._needed(self._asked.slots) if self._asked else 0
-        slots = min(slots, max(0, room.most - self._pools.least_bytes))
-        return self._pools.decide(PoolRoom(min(room.unasked, room.most - slots), room.most - slots))
+        """Complete the plan. Raises OutOfMemoryError, UsageError."""
+        raise NotImplementedError
 
     def _needed(self, slots: Sequence[int]) -> int:
         """Count the bytes of these slots and what goes with them."""
@@ -267,83 +332,6 @@ class _PlacedExperts:
 
     def _largest(self, free: int) -> tuple[int, ...]:
         return self._layout.largest(free - self._layout.common_bytes)
-
-    # ----- what follows -----
-
-    def _resident(self) -> MemoryPlan:
-        layout = self._layout
-        fits = f"all fit in the {in_mib(self._free)} that are free"
-        reason = "the device shares the host's memory: read in place" if self._shared else fits
-        slots = (layout.n_experts,) * len(layout.span_bytes)
-        idle = not self._shared or self._pools.wants_few
-        return replace(
-            self._base,
-            mode=ON_DEVICE,
-            sizing=self._sizing(slots, self._total),
-            lines=(*self._base.lines, self._all_experts("device", reason)),
-            notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
-        )
-
-    def _shared_with_cpu(self) -> MemoryPlan:
-        """Plan as many slots as there are to be; the CPU computes experts without one."""
-        asked, layout, given = self._asked, self._layout, self._given
-        if asked is not None and self._needed(asked.slots) > self._free:
-            raise self._too_much(asked, None, max(0, self._free))
-        slots = asked.slots if asked is not None else self._largest(self._free)
-        n_layers = len(layout.span_bytes)
-        if not any(slots):
-            made = _on_cpu(given)
-            why = "not enough for one slot in each layer: the CPU computes all experts"
-            notes = (f"{asked.text} has no effect: it is {why}",) if asked else ()
-            return replace(made, notes=(*made.notes, *notes))
-        lines = [*self._slot_lines(slots), *_cpu_lines(given, n_layers, "those without a slot")]
-        item, why = "staging of experts", "on their way to slots, laid out anew"
-        staging = [lay_out_spans(self._device, [max(layout.span_bytes)] * N_STAGED)]
-        lines.append(allocation(self._device, item, "host", why, "staged experts", staging))
-        item, why = "reading from the file", "rows laid out anew"
-        lines.append(allocation(self._device, item, "host", why, n_bytes=READING_BYTES))
-        return replace(
-            self._base,
-            mode=layout.mode,
-            expert_slots=slots,
-            sizing=self._sizing(slots, layout.own_bytes(slots)),
-            lines=(*self._base.lines, *lines),
-            cpu_layers=n_layers,
-        )
-
-    def _at_home(self, pool: PoolPlan) -> MemoryPlan:
-        asked, n_landing = self._asked, self._layout.n_landing
-        beside = f" beside {n_landing} to land in" if n_landing else ""
-        too_few = f"not enough for one slot in each layer{beside}"
-        free = f"{in_mib(self._free)} are free on the device: read in place over the bus"
-        reason = f"{self._flag} is {too_few}: read in place" if asked else free
-        whole = (self._all_experts("host", reason),)
-        lines = pool.lines(self._device, reason) if pool.slots else whole
-        return replace(
-            self._base,
-            mode=ExpertMode("host"),
-            sizing=self._sizing_at_home(pool),
-            lines=(*self._base.lines, *lines),
-            host_slots=pool.slots,
-            notes=(f"{asked.text} has no effect: it is {too_few}",) if asked and pool.slots else (),
-        )
-
-    def _cached(self, slots: tuple[int, ...], pool: PoolPlan) -> MemoryPlan:
-        layout = self._layout
-        over = "" if self._shared else " over the bus"
-        home_reason = f"those without a slot are read in place{over}"
-        lines = (*self._slot_lines(slots), *pool.lines(self._device, home_reason))
-        return replace(
-            self._base,
-            mode=layout.mode,
-            expert_slots=slots,
-            sizing=self._sizing(slots, layout.own_bytes(slots)),
-            lines=(*self._base.lines, *lines),
-            host_slots=pool.slots,
-            exchanges=layout.holds_all(slots, pool.slots),
-            landing_slots=layout.n_landing,
-            brought_places=layout.brought_places,
-        )
 
     def _all_experts(self, intent: Intent, reason: str) -> Allocation:
         return allocation(self._device, "experts", intent, reason, "experts", [self._whole])
@@ -376,6 +364,120 @@ class _PlacedExperts:
         sizing = size_cache(slots, layout.span_bytes, layout.n_experts, layout.n_used, flag)
         return replace(sizing, n_bytes=n_bytes)
 
+    def _too_much(self, asked: _Asked, pool: PoolPlan | None, free: int) -> OutOfMemoryError:
+        """Say what was asked, what there is beside homes in a pool, and what is possible."""
+        largest, homes = self._largest(free), ""
+        if self._shared and pool is not None:
+            whose = f"{pool.share} in the host pool" if pool.slots else "all of them"
+            homes = f" beside {in_mib(pool.n_bytes)} for {whose}"
+        hint = f"leave {self._flag} out"
+        if any(largest) if self._flag == "--expert-cache" else min(largest):
+            size = size_option(self._layout.n_bytes(largest), at_most=True)
+            most = min(largest) if self._flag == "--expert-slots" else size
+            hint = f"use {self._flag} {most} or less, or leave it out"
+        return OutOfMemoryError(
+            f"{asked.text} needs {in_mib(self._needed(asked.slots))} for experts{homes}; "
+            f"{in_mib(free)} of {self._device.name}'s memory can be used for them",
+            hint,
+        )
+
+
+class _Resident(_Placing):
+    """Puts all experts on the device."""
+
+    def plan(self) -> MemoryPlan:
+        if not self._given.fits and self._config.mode == "resident":
+            option = self._config.mode_option
+            raise OutOfMemoryError(
+                f"{option} needs {in_mib(self._total)} for experts; {in_mib(self._free)} of "
+                f"{self._device.name}'s memory can be used for them",
+                f"leave {option.split()[0]} out, or choose a smaller model or quantisation",
+            )
+        layout = self._layout
+        fits = f"all fit in the {in_mib(self._free)} that are free"
+        reason = "the device shares the host's memory: read in place" if self._shared else fits
+        slots = (layout.n_experts,) * len(layout.span_bytes)
+        idle = not self._shared or PoolPlanner(self._config, layout, self._whole).wants_few
+        return replace(
+            self._base,
+            mode=ON_DEVICE,
+            sizing=self._sizing(slots, self._total),
+            lines=(*self._base.lines, self._all_experts("device", reason)),
+            notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
+        )
+
+
+class _Cache(_Placing):
+    """Gives some experts a slot on the device; the others are read in host memory."""
+
+    def __init__(self, given: ExpertRoom, way: Way) -> None:
+        super().__init__(given, way)
+        self._pools = PoolPlanner(given.config, self._layout, self._whole)
+
+    def plan(self) -> MemoryPlan:
+        asked = self._asked
+        if not self._shared:
+            slots = asked.slots if asked is not None else self._largest(self._free)
+            self._check(asked, None, self._free)
+            pool = self._pools.decide(self._given.pool, slots)
+        else:
+            pool = self._shared_pool()
+            self._check(asked, pool, self._free - pool.taken_bytes)
+            slots = asked.slots if asked is not None else ()
+        return self._cached(slots, pool) if any(slots) else self._at_home(pool)
+
+    def _check(self, asked: _Asked | None, pool: PoolPlan | None, free: int) -> None:
+        if asked and (
+            min(asked.slots) >= self._layout.n_experts or self._needed(asked.slots) > free
+        ):
+            raise self._too_much(asked, pool, max(0, free))
+
+    def _shared_pool(self) -> PoolPlan:
+        """Decide the host pool; without a size asked for it leaves slots room in shared memory."""
+        room = self._given.pool
+        slots = self._asked.slots if self._asked is not None else ()
+        if self._pools.wants_few:
+            return self._pools.decide(room, slots)
+        if self._total <= self._free:
+            return self._pools.all
+        n_bytes = min(
+            self._needed(slots) if slots else 0, max(0, room.most - self._pools.least_bytes)
+        )
+        room = PoolRoom(min(room.unasked, room.most - n_bytes), room.most - n_bytes)
+        return self._pools.decide(room, slots)
+
+    def _at_home(self, pool: PoolPlan) -> MemoryPlan:
+        asked, too_few = self._asked, "not enough for a slot"
+        free = f"{in_mib(self._free)} are free on the device: read in place over the bus"
+        reason = f"{self._flag} is {too_few}: read in place" if asked else free
+        whole = (self._all_experts("host", reason),)
+        lines = pool.lines(self._device, reason) if pool.slots else whole
+        return replace(
+            self._base,
+            mode=ExpertMode("host"),
+            sizing=self._sizing_at_home(pool),
+            lines=(*self._base.lines, *lines),
+            host_slots=pool.slots,
+            notes=(f"{asked.text} has no effect: it is {too_few}",) if asked and pool.slots else (),
+        )
+
+    def _cached(self, slots: tuple[int, ...], pool: PoolPlan) -> MemoryPlan:
+        layout = self._layout
+        over = "" if self._shared else " over the bus"
+        home_reason = f"those without a slot are read in place{over}"
+        lines = (*self._slot_lines(slots), *pool.lines(self._device, home_reason))
+        return replace(
+            self._base,
+            mode=ExpertMode("cache", self._way.miss, layout.n_landing > 0, self._way.reason),
+            expert_slots=slots,
+            sizing=self._sizing(slots, layout.own_bytes(slots)),
+            lines=(*self._base.lines, *lines),
+            host_slots=pool.slots,
+            exchanges=layout.holds_all(slots, pool.slots),
+            landing_slots=layout.n_landing,
+            brought_places=layout.brought_places,
+        )
+
     def _sizing_at_home(self, pool: PoolPlan) -> CacheSizing:
         """Describe a cache without slots; on shared memory the pool takes their part."""
         spans = self._layout.span_bytes
@@ -390,29 +492,33 @@ class _PlacedExperts:
         sizing = self._sizing(slots, n_bytes, flag)
         return replace(sizing, place="host pool") if pool.slots else sizing
 
-    # ----- what cannot be -----
 
-    def _not_resident(self) -> OutOfMemoryError:
-        option = self._config.mode_option
-        return OutOfMemoryError(
-            f"{option} needs {in_mib(self._total)} for experts; {in_mib(self._free)} of "
-            f"{self._device.name}'s memory can be used for them",
-            f"leave {option.split()[0]} out, or choose a smaller model or quantisation",
-        )
+class _Hybrid(_Placing):
+    """Gives some experts a slot on the device; the CPU computes the others."""
 
-    def _too_much(self, asked: _Asked, pool: PoolPlan | None, free: int) -> OutOfMemoryError:
-        """Say what was asked, what there is beside homes in a pool, and what is possible."""
-        largest, homes = self._largest(free), ""
-        if self._shared and pool is not None:
-            whose = f"{pool.share} in the host pool" if pool.slots else "all of them"
-            homes = f" beside {in_mib(pool.n_bytes)} for {whose}"
-        hint = f"leave {self._flag} out"
-        if any(largest):
-            size = size_option(self._layout.n_bytes(largest), at_most=True)
-            most = min(largest) if self._flag == "--expert-slots" else size
-            hint = f"use {self._flag} {most} or less, or leave it out"
-        return OutOfMemoryError(
-            f"{asked.text} needs {in_mib(self._needed(asked.slots))} for experts{homes}; "
-            f"{in_mib(free)} of {self._device.name}'s memory can be used for them",
-            hint,
+    def plan(self) -> MemoryPlan:
+        """Plan as many slots as there are to be; the CPU computes experts without one."""
+        asked, layout, given = self._asked, self._layout, self._given
+        if asked is not None and self._needed(asked.slots) > self._free:
+            raise self._too_much(asked, None, max(0, self._free))
+        slots = asked.slots if asked is not None else self._largest(self._free)
+        n_layers = len(layout.span_bytes)
+        if not any(slots):
+            made = _on_cpu(given, n_layers)
+            why = "not enough for a slot: the CPU computes all experts"
+            notes = (f"{asked.text} has no effect: it is {why}",) if asked else ()
+            return replace(made, notes=(*made.notes, *notes))
+        lines = [*self._slot_lines(slots), *_cpu_lines(given, n_layers, "those without a slot")]
+        item, why = "staging of experts", "on their way to slots, laid out anew"
+        staging = [lay_out_spans(self._device, [max(layout.span_bytes)] * N_STAGED)]
+        lines.append(allocation(self._device, item, "host", why, "staged experts", staging))
+        item, why = "reading from the file", "rows laid out anew"
+        lines.append(allocation(self._device, item, "host", why, n_bytes=READING_BYTES))
+        return replace(
+            self._base,
+            mode=ExpertMode("cache", "cpu", reason=self._way.reason),
+            expert_slots=slots,
+            sizing=self._sizing(slots, layout.own_bytes(slots)),
+            lines=(*self._base.lines, *lines),
+            cpu_layers=n_layers,
         )

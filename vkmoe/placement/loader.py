@@ -41,9 +41,10 @@ from vkmoe.models.weights import (
     ModelWeights,
 )
 from vkmoe.ops.experts import DESCRIPTOR_BYTES
+from vkmoe.placement.decide import Decision
 from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.placer import MappedPlacer, Placer, Progress, Progressing
-from vkmoe.placement.plan import Decision, table_shape
+from vkmoe.placement.plan import table_shape
 from vkmoe.placement.sizes import N_THREADS, conversion_line
 from vkmoe.placement.span_reader import FileReads, SpanReader
 

@@ -1,18 +1,16 @@
-"""Chooses where experts are computed if the user leaves that open: by a rule, or as was measured.
+"""Chooses where experts are computed if the user leaves that open: by prediction, or as measured.
 
-Owns which modes come into question and what is remembered of a measurement, in a file for each
-device. It measures nothing: engines that do are in mode_trial.py. With --tuning table nothing that
-was measured counts.
+Owns which modes come into question, when a trial is worth its time, and what is remembered of one,
+in a file for each device. It measures nothing: engines that do are in mode_trial.py. With --tuning
+table nothing that was measured counts.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -22,12 +20,13 @@ from vkmoe.choices import ModeName
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info
 from vkmoe.cpu.variants import has_cpu
-from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.facts import DeviceInfo, MemoryPlan
+from vkmoe.errors import OutOfMemoryError
+from vkmoe.facts import DeviceInfo
 from vkmoe.models import ModelFile
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement import remembered
-from vkmoe.placement.plan import Decision, decide
+from vkmoe.placement.decide import Choosing, Decision, decide
+from vkmoe.placement.plan import Candidate
 
 __all__ = [
     "ModeChoice",
@@ -40,9 +39,8 @@ __all__ = [
 
 log = logging.getLogger("vkmoe")
 LEAST_EXPERTS = 256 << 20  # bytes in a file; with fewer no mode is slow
-FEW_SLOTS = 0.5  # of a layer's experts: with fewer the CPU helps (SharpInference, issue 215)
-HYSTERESIS = 0.03  # share of the rule's time that another mode must save
-_FORMAT, _VERSION, _MOST_ENTRIES = "vkmoe expert modes", 1, 64
+MODEL_ERROR = 0.3  # of a predicted time: plans that are nearer to each other are measured
+_FORMAT, _VERSION, _MOST_ENTRIES = "vkmoe expert modes", 2, 64
 # What changes no token's time, or by the slots alone, which count by themselves.
 _OTHER_OPTIONS = (
     "device", "validation", "expert_stats", "expert_profile", "ctx_size", "vram_margin",
@@ -57,21 +55,25 @@ class ModeChoice(NamedTuple):
 
     mode: ModeName
     reason: str
+    cpu_layers: int | None = None  # whose experts the CPU computes, if not those of all
 
     def asked(self, config: EngineConfig) -> EngineConfig:
         """Ask for the mode in a config that leaves it open, unless that leads there by itself."""
+        if self.cpu_layers is not None:
+            return replace(config, n_cpu_moe=self.cpu_layers)
         return replace(config, expert_mode=self.mode) if self.mode in ("hybrid", "cpu") else config
 
     def explain(self, decision: Decision) -> Decision:
         """Give the reason in the decision on what `asked` returned, as no option was the reason."""
-        made, option = decision.plan, f"as --expert-mode {self.mode}"
+        made = decision.plan
+        options = (f"as --expert-mode {self.mode}", f"as --n-cpu-moe {self.cpu_layers}")
         lines = tuple(
             replace(line, reason="by the choice of mode; --expert-mode changes it")
-            if line.reason == option
+            if line.reason in options
             else line
             for line in made.lines
         )
-        mode = replace(made.mode, reason="") if made.mode.reason == option else made.mode
+        mode = replace(made.mode, reason="") if made.mode.reason in options else made.mode
         made = replace(made, mode=mode, lines=lines, mode_reason=self.reason)
         return replace(decision, plan=made)
 
@@ -81,26 +83,48 @@ class ModeQuestion:
     """Describes what can be chosen for a model on a device, and what the choice depends on."""
 
     device: DeviceInfo
-    slots: Mapping[ModeName, int]  # of the smallest layer, of each mode that can be chosen
-    by_rule: ModeChoice
+    candidates: Mapping[ModeName, Candidate]  # the best plan of each mode, the fastest first
+    all: tuple[Candidate, ...]
+    n_layers: int  # with experts
     model: str  # these two tell when a measurement holds no more
     settings: str
 
+    @property
+    def predicted(self) -> ModeChoice:
+        """Return the mode that is predicted to be fastest."""
+        rates = (f"{mode} {x.prediction.rate:.3g}" for mode, x in self.candidates.items())
+        return self._choice(next(iter(self.candidates)), f"predicted: {', '.join(rates)} tok/s")
+
+    @property
+    def close(self) -> dict[ModeName, Candidate]:
+        """Return what a trial decides between: plans no further from the best than predictions err.
+
+        {} where there is one, or where one reads the file: the first layers would not show that.
+        """
+        least = next(iter(self.candidates.values())).prediction.seconds
+        most = least * (1 + MODEL_ERROR)
+        found = {m: x for m, x in self.candidates.items() if x.prediction.seconds <= most}
+        reads = any(each.prediction.file_share for each in found.values())
+        return {} if reads or len(found) == 1 else found
+
     def answer(self, times: Times, what: str) -> ModeChoice:
-        """Choose the mode of the rule, unless another is clearly faster; `what` was measured."""
-        best, usual = min(times, key=times.__getitem__), self.by_rule.mode
-        if usual in times and times[best] > (1 - HYSTERESIS) * times[usual]:
-            best = usual
+        """Choose the fastest mode; `what` was measured."""
+        best = min(times, key=times.__getitem__)
         others = [f"{mode} {time:.3g}" for mode, time in times.items() if mode != best]
         each = ", ".join([f"{best} {times[best]:.3g} ms", *others])
-        return ModeChoice(best, f"measured of {what}: {each}")
+        return self._choice(best, f"measured of {what}: {each}")
+
+    def _choice(self, mode: ModeName, reason: str) -> ModeChoice:
+        n_cpu = self.candidates[mode].plan.cpu_layers
+        return ModeChoice(mode, reason, n_cpu if 0 < n_cpu < self.n_layers else None)
 
     # ----- what is remembered -----
 
     def recall(self) -> ModeChoice | None:
         """Return what was measured before; None where nothing was, or it holds no more."""
         for entry in self._entries():
-            if (entry["model"], entry["settings"]) == (self.model, self.settings):
+            same = (entry["model"], entry["settings"]) == (self.model, self.settings)
+            if same and set(entry["times"]) <= set(self.candidates):
                 return self.answer(entry["times"], entry["what"])
         return None
 
@@ -118,14 +142,10 @@ class ModeQuestion:
 
     def _entries(self) -> list[dict[str, Any]]:
         """Read the file of the device; [] where it is not there, damaged, or does not fit."""
+        document = remembered.read_remembered(self._path, _identity(self.device))
         try:
-            with self._path.open("rb") as stream:
-                document = json.loads(stream.read(remembered.MAX_BYTES + 1))
-            expected = _identity(self.device)
-            if {name: document[name] for name in expected} != expected:
-                return []
-            return [_checked(entry) for entry in document["modes"]]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return [_checked(entry) for entry in (document or {"modes": []})["modes"]]
+        except (ValueError, TypeError, KeyError, AttributeError):
             return []  # it is measured again, and the file is written anew
 
 
@@ -133,10 +153,10 @@ def known_choice(question: ModeQuestion | None, config: EngineConfig) -> ModeCho
     """Return what is chosen without measuring now; None where there is no choice."""
     if question is None:
         return None
-    if config.tuning == "table":
-        return question.by_rule
-    mode, reason = question.by_rule
-    return question.recall() or ModeChoice(mode, f"{reason}; the first run measures")
+    if config.tuning == "table" or not question.close:
+        return question.predicted
+    mode, reason, n_layers = question.predicted
+    return question.recall() or ModeChoice(mode, f"{reason}; the first run measures", n_layers)
 
 
 def decide_with(
@@ -159,63 +179,33 @@ def mode_question(
     model: ModelFile,
     device: DeviceInfo,
     tuning: Tuning | None = None,
+    choosing: Choosing | None = None,
     available_host_bytes: int | None = None,
 ) -> ModeQuestion | None:
     """Find which modes can be chosen for a model; None where the choice is made, or matters little.
 
-    It is made where an option says so, where the CPU is the device or cannot compute, where a GPU's
-    own memory holds all experts, and where host memory holds but some. Raises what `decide` raises.
+    It is made where an option says so, where the CPU is the device or cannot compute, and where a
+    GPU's own memory holds all experts. Raises what `decide` raises.
     """
     n_bytes = sum(part.n_bytes for layer in model.expert_tensors for part in layer)
-    open_question = config.mode == "auto" and device.is_vulkan and has_cpu()
-    if not open_question or n_bytes < LEAST_EXPERTS:
+    open_question = config.mode == "auto" and config.cpu_moe is None and device.is_vulkan
+    if not open_question or not has_cpu() or n_bytes < LEAST_EXPERTS:
         return None
-
-    def planned(asked: EngineConfig) -> MemoryPlan:
-        return decide(asked, model, device, tuning, available_host_bytes=available_host_bytes).plan
-
-    usual = planned(config)
-    if usual.host_slots or (usual.mode.on_device and not device.is_uma):
+    asked = replace(choosing or Choosing(), beside_cpu=True)
+    free = available_host_bytes
+    found = decide(config, model, device, tuning, asked, available_host_bytes=free).candidates
+    best: dict[ModeName, Candidate] = {}
+    for candidate in found:
+        best.setdefault(candidate.plan.mode.name, candidate)
+    if len(best) == 1 or (next(iter(best)) == "resident" and not device.is_uma):
         return None
-    plans = {usual.mode.name: usual, **_others(config, usual, planned)}
-    if len(plans) == 1:
-        return None
-    slots = {mode: min(made.expert_slots, default=0) for mode, made in plans.items()}
     n_experts = model.spec.experts.n_experts if model.spec.experts else 1
-    shares = {mode: n / n_experts for mode, n in slots.items()}
-    return ModeQuestion(
-        device,
-        slots,
-        _by_rule(shares, device, usual.mode.on_device),
-        _fingerprint(model.spec, model.tensors),
-        _settings(config, shares),
-    )
-
-
-def _others(
-    config: EngineConfig, usual: MemoryPlan, planned: Callable[[EngineConfig], MemoryPlan]
-) -> dict[ModeName, MemoryPlan]:
-    """Plan the other modes: those that no other option rules out, and that fit."""
-    found: dict[ModeName, MemoryPlan] = {}
-    modes: tuple[ModeName, ...] = ("cpu",) if usual.mode.on_device else ("hybrid", "cpu")
-    for mode in modes:
-        with suppress(UsageError, OutOfMemoryError):
-            made = planned(replace(config, expert_mode=mode))
-            if made.mode.name == mode:  # without slots hybrid is cpu
-                found[mode] = made
-    return found
-
-
-def _by_rule(shares: Mapping[ModeName, float], device: DeviceInfo, all_fit: bool) -> ModeChoice:
-    """Choose without a measurement, by the share of experts that have a slot in each mode."""
-    if all_fit:
-        if device.is_cpu and "cpu" in shares:
-            return ModeChoice("cpu", "shaders on a CPU are slower than its own kernels")
-        return ModeChoice("resident", "all experts fit")
-    share = shares["cache"]
-    helping: ModeName = "hybrid" if shares.get("hybrid") else "cpu"
-    mode = helping if share < FEW_SLOTS and helping in shares else "cache"
-    return ModeChoice(mode, f"{share:.0%} of the experts have a slot")
+    shares = {
+        mode: min(x.plan.expert_slots, default=0) / n_experts for mode, x in sorted(best.items())
+    }
+    described = _fingerprint(model.spec, model.tensors)
+    n_layers = len(model.spec.moe_layers)
+    return ModeQuestion(device, best, found, n_layers, described, _settings(config, shares))
 
 
 # ----- what a measurement depends on -----

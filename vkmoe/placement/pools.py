@@ -16,11 +16,17 @@ from typing import NamedTuple
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.facts import READ_IN_PLACE, Allocation, ArenaLayout, DeviceInfo, ExpertMode
-from vkmoe.gpu.arena import chunk_cap, lay_out_slots, lay_out_spans, round_up
+from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo
+from vkmoe.gpu.arena import (
+    chunk_cap,
+    lay_out_alike,
+    lay_out_slots,
+    lay_out_spans,
+    round_up,
+    slot_chunks,
+)
 from vkmoe.ops.prompt_experts import HALF_BYTES, N_HALVES, places_of_round
-from vkmoe.placement.cache_choice import N_LANDING
-from vkmoe.placement.memory import allocation, in_mib, layout_bytes, size_option
+from vkmoe.placement.memory import allocated, allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.span_reader import READING_BYTES
 
 __all__ = ["PoolPlan", "PoolPlanner", "PoolRoom", "SlotLayout", "host_pools", "split_slots"]
@@ -40,35 +46,40 @@ class SlotLayout:
     span_bytes: Sequence[int]  # of an expert in each MoE layer
     n_experts: int
     n_used: int
-    mode: ExpertMode = READ_IN_PLACE  # of a cache
+    n_landing: int = 0  # slots of each layer that has some, besides these
+    gathers: bool = False  # experts that miss, to slots that all layers share
     brings: bool = True  # experts of prompts, to places on the device
 
     # ----- on the device -----
 
     @property
-    def n_landing(self) -> int:
-        """Count the slots each layer has besides its own: no more than a token can miss there."""
-        return min(N_LANDING, self.n_used) if self.mode.promote else 0
+    def whole(self) -> ArenaLayout:
+        """Lay out all experts."""
+        return lay_out_alike(self.device, [(size, self.n_experts) for size in self.span_bytes])
 
     def own_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of `slots[layer]` slots alone."""
-        return layout_bytes(self.arenas(slots, landing=False))
+        return self.host_bytes(self._of_size(slots, 0))
 
     def n_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of these slots and their landing slots."""
-        return layout_bytes(self.arenas(slots))
+        return self.host_bytes(self._of_size(slots, self.n_landing))
 
-    def arenas(self, slots: Sequence[int], landing: bool = True) -> tuple[ArenaLayout, ...]:
+    def arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
         """Lay out these slots, with their landing slots."""
-        n_of_size: Counter[int] = Counter()
+        return self.host_arenas(self._of_size(slots, self.n_landing))
+
+    def _of_size(self, slots: Sequence[int], n_landing: int) -> tuple[int, ...]:
+        """Count the slots of each size, with so many to land in of each layer that has some."""
+        n_of_size = dict.fromkeys(self.span_bytes, 0)
         for n_slots, size in zip(slots, self.span_bytes, strict=True):
-            n_of_size[size] += n_slots + self.n_landing * (landing and n_slots > 0)
-        return self.host_arenas(tuple(n_of_size.values()))
+            n_of_size[size] += n_slots + n_landing * (n_slots > 0)
+        return tuple(n_of_size.values())
 
     @property
     def n_gathered(self) -> int:
         """Count the slots that all layers share, as many as a token can miss in one."""
-        return self.n_used if self.mode.gathers else 0
+        return self.n_used if self.gathers else 0
 
     @property
     def gathered(self) -> ArenaLayout:
@@ -102,26 +113,26 @@ class SlotLayout:
         return layout_bytes([self.gathered, self.brought])
 
     def largest(self, n_bytes: int) -> tuple[int, ...]:
-        """Find the most slots of each layer that fit in `n_bytes`; all 0 if not one each.
+        """Find the most slots of each layer that fit in `n_bytes`; one for the first layers where
+        that is less than one each.
 
         Landing slots and what allocations add are included.
         """
         usable = n_bytes - self.n_landing * sum(self.span_bytes)
-        while True:
-            slots = split_slots(usable, self.span_bytes, self.n_experts)
-            excess = self.n_bytes(slots) - n_bytes
-            if excess <= 0 or not any(slots):
-                return slots
+        slots = split_slots(usable, self.span_bytes, self.n_experts)
+        while any(slots) and (excess := self.n_bytes(slots) - n_bytes) > 0:
             usable -= excess
+            slots = split_slots(usable, self.span_bytes, self.n_experts)
+        if any(slots):
+            return slots
+        one = [0] * len(self.span_bytes)
+        for layer in range(len(one)):
+            one[layer] = 1
+            if self.n_bytes(one) > n_bytes:
+                one[layer] = 0
+        return tuple(one)
 
     # ----- in a host pool -----
-
-    def holds_all(self, slots: Sequence[int], host_slots: Sequence[int]) -> bool:
-        """Say whether slots of each layer and host slots of each size hold all experts together."""
-        n_free = dict(zip(dict.fromkeys(self.span_bytes), host_slots, strict=False))
-        for n_slots, size in zip(slots, self.span_bytes, strict=True):
-            n_free[size] = n_free.get(size, 0) + n_slots - self.n_experts
-        return bool(host_slots) and min(n_free.values()) >= 0
 
     def host_arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
         """Lay out host slots: so many of each size."""
@@ -130,7 +141,9 @@ class SlotLayout:
 
     def host_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of host slots."""
-        return layout_bytes(self.host_arenas(slots))
+        sizes = zip(dict.fromkeys(self.span_bytes), slots, strict=True)
+        chunks = (slot_chunks(self.device, size, n) for size, n in sizes)
+        return sum(allocated(n_bytes) * n for found in chunks for n_bytes, n in found)
 
     @property
     def least_host_slots(self) -> tuple[int, ...]:
@@ -142,15 +155,38 @@ class SlotLayout:
         """Bound the bytes of those."""
         return self.host_bytes(self.least_host_slots)
 
-    def most_host_slots(self, n_bytes: int) -> tuple[int, ...] | None:
-        """Find the most host slots that `n_bytes` hold; None if not even the least do."""
+    def holds_all(self, slots: Sequence[int], host_slots: Sequence[int]) -> bool:
+        """Say whether slots of each layer and host slots of each size hold all experts together."""
+        n_free = dict(zip(dict.fromkeys(self.span_bytes), host_slots, strict=False))
+        for n_slots, size in zip(slots, self.span_bytes, strict=True):
+            n_free[size] = n_free.get(size, 0) + n_slots - self.n_experts
+        return bool(host_slots) and min(n_free.values()) >= 0
+
+    def most_host_slots(self, n_bytes: int, slots: Sequence[int] = ()) -> tuple[int, ...] | None:
+        """Find the most host slots that `n_bytes` hold; None if not even the least do.
+
+        Beside `slots` on the device they hold all other experts first, if they can.
+        """
         n_of_size = [self.n_experts * n_layers for n_layers in Counter(self.span_bytes).values()]
-        n_all = sum(n_of_size)
+        least = [self.n_used] * len(n_of_size)
+        if slots:
+            counted = zip(n_of_size, self._of_size(slots, 0), strict=True)
+            others = [max(self.n_used, n - on_device) for n, on_device in counted]
+            if self.host_bytes(others) <= n_bytes:
+                return self._grown(n_bytes, others, n_of_size, others)
+        return self._grown(n_bytes, [0] * len(least), n_of_size, least)
 
-        def slots(share: int) -> tuple[int, ...]:
-            return tuple(max(self.n_used, n * share // n_all) for n in n_of_size)
+    def _grown(
+        self, n_bytes: int, first: Sequence[int], last: Sequence[int], least: Sequence[int]
+    ) -> tuple[int, ...] | None:
+        """Find the most host slots from `first` to `last`, in proportion, that `n_bytes` hold."""
+        n_steps = sum(last)
 
-        fits, too_many = -1, n_all + 1
+        def slots(step: int) -> tuple[int, ...]:
+            ends = zip(first, last, least, strict=True)
+            return tuple(max(low, a + (b - a) * step // n_steps) for a, b, low in ends)
+
+        fits, too_many = -1, n_steps + 1
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
             if self.host_bytes(slots(middle)) <= n_bytes:
@@ -250,8 +286,8 @@ class PoolPlanner:
         self.wants_few = self._asked is not None and self._asked < self._total
         self.all = PoolPlan((), (whole,), layout.n_experts * len(layout.span_bytes))
 
-    def decide(self, room: PoolRoom) -> PoolPlan:
-        """Plan the pool.
+    def decide(self, room: PoolRoom, slots: Sequence[int] = ()) -> PoolPlan:
+        """Plan the pool beside `slots` of each layer on the device.
 
         Raises OutOfMemoryError or UsageError where a layer's used experts do not fit.
         """
@@ -264,16 +300,19 @@ class PoolPlanner:
                 raise self._too_much(n_bytes, room)
             if not self.wants_few:
                 return self.all
-            slots, reason = layout.most_host_slots(n_bytes), "as --host-pool"
+            places, reason = layout.most_host_slots(n_bytes, slots), "as --host-pool"
         else:
-            slots = layout.most_host_slots(room.unasked - READING_BYTES)
-            if slots is None and self.least_bytes <= room.most:
-                slots = layout.least_host_slots
+            places = layout.most_host_slots(room.unasked - READING_BYTES, slots)
+            if places is None and self.least_bytes <= room.most:
+                places = layout.least_host_slots
             reason = "what host memory allows"
-        if slots is None:
+        if places is None:
             raise self._too_little(room)
-        reason += "; the others are read from the file"
-        return PoolPlan(slots, layout.host_arenas(slots), self.all.n_all, reason)
+        alone = layout.holds_all(slots or [0] * len(layout.span_bytes), places)
+        reason += (
+            "; the others are on the device" if alone else "; the others are read from the file"
+        )
+        return PoolPlan(places, layout.host_arenas(places), self.all.n_all, reason)
 
     def _too_much(self, n_bytes: int, room: PoolRoom) -> OutOfMemoryError:
         largest = size_option(room.most - READING_BYTES, at_most=True)

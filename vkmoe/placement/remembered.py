@@ -39,6 +39,7 @@ __all__ = [
     "Recalled",
     "forget",
     "identity",
+    "read_remembered",
     "recall",
     "remember",
     "remembered_path",
@@ -146,12 +147,25 @@ def write_remembered(path: Path, document: Mapping[str, Any]) -> Path:
     return path
 
 
+def read_remembered(path: Path, expected: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read such a file; None where it is not there, is damaged, or lacks what is expected."""
+    try:
+        with path.open("rb") as stream:
+            document = json.loads(stream.read(MAX_BYTES + 1))
+        if {name: document[name] for name in expected} == expected:
+            return dict(document)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass  # it is measured again, and the file is written anew
+    return None
+
+
 def forget(device: DeviceInfo) -> bool:
     """Delete what is remembered of a device; says whether there was anything. Raises OSError.
 
-    That is how kernels are launched, and where experts are computed.
+    That is how kernels are launched, how fast memory is, and where experts are computed.
     """
-    paths = [remembered_path(device), remembered_path(device, "modes")]
+    others = ("modes", "speeds")
+    paths = [remembered_path(device), *(remembered_path(device, what) for what in others)]
     there = any(path.exists() for path in paths)
     for path in paths:
         path.unlink(missing_ok=True)

@@ -167,7 +167,8 @@ def _replay(
     quiet: bool,
 ) -> Sweep:
     from vkmoe.experts.study.replay import Transfers, Wanted, run_sweep
-    from vkmoe.placement.cache_choice import N_LANDING, copies_overlap
+    from vkmoe.placement.cache_choice import copies_overlap
+    from vkmoe.placement.experts import MOST_LANDING
 
     def settings(
         policy: PolicyName, n_slots: int, predictor: PredictorName | None
@@ -184,7 +185,7 @@ def _replay(
         settings,
         main=config.expert_policy,
         curve=_ladder(trace, config),
-        transfers=Transfers(late, N_LANDING if config.promote_on_read else 0),
+        transfers=Transfers(late, MOST_LANDING if config.promote_on_read else 0),
     )
     with counting("replaying", shown=not quiet) as progress:
         return run_sweep(trace, wanted, progress)

@@ -16,22 +16,13 @@ from typing import Any, get_args
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
 from vkmoe.gpu.device import Intent, memory_type_candidates
+from vkmoe.placement.forecast.speeds import Speeds
 
-__all__ = ["DeviceProfile", "Speeds", "described", "known_profiles", "read_profile"]
+__all__ = ["DeviceProfile", "described", "known_profiles", "read_profile"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "devices"
 MOST_BYTES = 1 << 20  # of a file: a profile has a few KiB
 TYPES = ("discrete", "integrated", "virtual", "cpu", "other")
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """Says how fast memory is read, in bytes per second; 0: not known."""
-
-    device: float = 0.0  # by the GPU, its own memory
-    link: float = 0.0  # by the GPU, host memory
-    host: float = 0.0  # by the CPU
-    file: float = 0.0  # the model's file, where it is not in memory
 
 
 @dataclass(frozen=True)

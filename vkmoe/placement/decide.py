@@ -1,0 +1,434 @@
+"""Decides how a model runs on a device: `decide` makes all decisions, for engines and for plans.
+
+Of the plans that options leave it takes the one that is predicted to be fastest (forecast/cost.py),
+over all ways to place experts and some sizes of chunks. What a plan has is the subject of plan.py.
+Also says what to try where a device refuses memory that a plan gave it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from vkmoe.choices import ModeName
+from vkmoe.config import EngineConfig
+from vkmoe.cpu.device import cpu_info
+from vkmoe.cpu.variants import variant
+from vkmoe.errors import NoDeviceError, OutOfMemoryError, UsageError, VkmoeError
+from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.experts.decide.predict import Correlation
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
+from vkmoe.experts.decide.token_table import n_rows_of, row_bytes
+from vkmoe.facts import (
+    Allocation,
+    DeviceInfo,
+    MemoryPlan,
+    ModelSpec,
+    WeightBytes,
+)
+from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.models import ModelFile
+from vkmoe.models.cpu_experts import CpuTensors
+from vkmoe.models.workspace import Workspace, attention_kernels
+from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.placement.cache_choice import cache_pools, cache_settings
+from vkmoe.placement.experts import Way
+from vkmoe.placement.forecast.cost import TokenBytes, token_bytes
+from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.placement.forecast.speeds import Machine, Speeds, machine_of
+from vkmoe.placement.mapped import mapped_bytes, spans_in_file
+from vkmoe.placement.memory import (
+    allocation,
+    available_bytes,
+    in_mib,
+    margin_for,
+)
+from vkmoe.placement.plan import (
+    LEAST_CTX_SIZE,
+    LEAST_ROWS,
+    PROMPT_ROWS,
+    Candidate,
+    Scratch,
+    context_size,
+    kv_types,
+    plans,
+    ranked,
+    row_sizes,
+)
+from vkmoe.placement.pools import host_pools
+from vkmoe.placement.sizes import weight_bytes
+
+__all__ = [
+    "MOST_ATTEMPTS",
+    "Choosing",
+    "Decision",
+    "decide",
+    "predictor_lines",
+    "with_less",
+]
+
+log = logging.getLogger("vkmoe")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Describes how a model will run on a device."""
+
+    tuning: Tuning
+    workspace: Workspace
+    weights: WeightBytes
+    plan: MemoryPlan
+    cpu: CpuTensors | None  # what the CPU works on, if it computes experts beside the device
+    link: LinkSpeed | None  # None where it was not measured: no expert crosses one
+    pools: tuple[PoolSpec, ...]  # of expert slots; () without a cache
+    host_pools: tuple[PoolSpec, ...]  # of slots in host memory; () where all experts have a home
+    overlaps: bool  # experts are copied while tokens are computed
+    cache_settings: CacheSettings
+    machine: Machine  # by which plans were compared
+    candidates: tuple[Candidate, ...]  # the cheapest first, which is the plan
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Holds what plans are compared by, and which may be compared."""
+
+    speeds: Callable[[], Speeds] = Speeds  # called where there is something to choose
+    curve: HitCurve = MEAN_CURVE
+    corrections: Mapping[ModeName, float] = field(default_factory=dict)
+    beside_cpu: bool = False  # the CPU may compute experts unasked
+
+
+def decide(
+    config: EngineConfig,
+    model: ModelFile,
+    device: DeviceInfo,
+    tuning: Tuning | None = None,
+    choosing: Choosing | None = None,
+    overlaps: bool = False,
+    available_host_bytes: int | None = None,
+) -> Decision:
+    """Decide with `available_host_bytes` of host memory, by default those available now.
+
+    `overlaps`: experts are copied while tokens are computed (`copies_overlap`). Where the default
+    context does not fit and none was asked for, it is halved until it does; where the trunk does
+    not fit even so, layers of it go to host memory. Raises what `plan` and measuring speeds raise.
+    """
+    free = available_bytes() if available_host_bytes is None else available_host_bytes
+    tuning = tuning or choose_tuning(device)
+    given = _Given(model, device, tuning, choosing or Choosing(), overlaps, free)
+    asked = config
+    try:
+        return _decided(config, given)
+    except OutOfMemoryError:
+        if config.expert_slots or config.expert_cache or config.n_cpu_moe:
+            raise  # what was asked for does not fit: a shorter context is not the first to try
+        for less in _shorter(config, model.spec):
+            with suppress(OutOfMemoryError):
+                return _reduced(_decided(less, given), asked, model.spec)
+            config = less
+        if (found := _with_fewer_layers(config, given)) is not None:
+            return _reduced(found, asked, model.spec)
+        raise
+
+
+def _shorter(config: EngineConfig, spec: ModelSpec) -> Iterator[EngineConfig]:
+    """Yield what may be tried where the default context does not fit: it is halved."""
+    n_tokens = context_size(config, spec)
+    while config.ctx_size is None and n_tokens > LEAST_CTX_SIZE:
+        n_tokens = max(LEAST_CTX_SIZE, n_tokens // 2)
+        yield replace(config, ctx_size=n_tokens)
+
+
+def _with_fewer_layers(config: EngineConfig, given: _Given) -> Decision | None:
+    """Decide with as many layers on the device as fit; None where not even none does.
+
+    It is not asked where the user said how many, or where memory is shared.
+    """
+    found: Decision | None = None
+    low, high = 0, given.model.spec.n_layers - 1
+    while config.gpu_layers is None and not given.device.is_uma and low <= high:
+        n_layers = (low + high) // 2
+        try:
+            found, low = _decided(replace(config, gpu_layers=n_layers), given), n_layers + 1
+        except OutOfMemoryError:
+            high = n_layers - 1
+    return found
+
+
+def _reduced(decision: Decision, asked: EngineConfig, spec: ModelSpec) -> Decision:
+    """Say of a decision what is less in it than was `asked`, which did not fit."""
+    made, reasons, notes = decision.plan, dict[str, str](), list(decision.plan.notes)
+    whole = context_size(asked, spec)
+    if made.ctx_size < whole:
+        reasons["KV cache"] = f"reduced from {whole}, which does not fit; --ctx-size changes it"
+        notes.append(f"the context is {made.ctx_size} tokens, because {whole} do not fit")
+    if made.host_layers and asked.gpu_layers is None:
+        reasons["host weights"] = "the device has no room for them; --gpu-layers changes it"
+        which = f"{made.host_layers} of {spec.n_layers} layers"
+        notes.append(f"{which} are in host memory, because the device has no room for them")
+    lines = tuple(
+        replace(line, reason=reasons.get(line.name or "", line.reason)) for line in made.lines
+    )
+    return replace(decision, plan=replace(made, lines=lines, notes=tuple(notes)))
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Holds what decisions rest on besides what was asked."""
+
+    model: ModelFile
+    device: DeviceInfo
+    tuning: Tuning
+    choosing: Choosing
+    overlaps: bool
+    available_host_bytes: int
+
+    @cached_property
+    def weights(self) -> WeightBytes:
+        """Count the bytes of the weights on the device alone."""
+        find_bytes = weight_bytes if self.device.layout == "planes" else mapped_bytes
+        return find_bytes(self.model.tensors)
+
+    @cached_property
+    def weights_beside_cpu(self) -> WeightBytes:
+        """Count them where the CPU computes experts, too."""
+        return replace(self.weights, file_spans=spans_in_file(self.model.tensors))
+
+    @cached_property
+    def speeds(self) -> Speeds:
+        """Measure, or remember, how fast memory is; once."""
+        return self.choosing.speeds()
+
+    def reads(self, made: MemoryPlan) -> TokenBytes:
+        """Count the bytes that a token reads with a plan."""
+        embedding, spec = self.model.tensors.embeddings, self.model.spec
+        weights = self.weights_beside_cpu if made.cpu_layers else self.weights
+        first = weights.pieces[0] if self.device.is_vulkan else embedding.tensor.n_bytes
+        return token_bytes(spec, weights, first, made.host_layers)
+
+    def machine(self, measured: bool) -> Machine:
+        """Describe the machine, by what is typical of its kind where nothing is to be measured."""
+        speeds = self.speeds if measured else Speeds()
+        found = machine_of(self.device, speeds, self.available_host_bytes)
+        return replace(found, corrections=self.choosing.corrections)
+
+
+class _Room(NamedTuple):
+    """Describes what programs need beside weights, in chunks of some size."""
+
+    workspace: Workspace
+    tensors: CpuTensors | None  # if the CPU computes experts
+    weights: WeightBytes
+
+
+def _decided(config: EngineConfig, given: _Given) -> Decision:
+    """Decide with the context that was asked for, or the default."""
+    spec, (found, rooms) = given.model.spec, _planned(config, given)
+    measured = not all(made.mode.on_device for _, made in found)
+    machine = given.machine(measured)
+    candidates = ranked(found, spec, given.reads, machine, given.choosing.curve, measured)
+    made = candidates[0].plan
+    room = rooms[made.chunk_rows, made.cpu_layers > 0]
+    link = given.speeds.of_link if measured and not made.cpu_layers else None
+    if made.mode.in_cache and not made.mode.is_hybrid:
+        way = "gathered" if made.mode.gathers else "read in place"
+        log.info("experts without a slot are %s: %s", way, made.mode.reason)
+    n_used, spans = spec.experts.n_used if spec.experts else 0, room.weights.spans
+    settings = cache_settings(config, spec.name, spec.experts, made, given.overlaps)
+    learning = predictor_lines(settings, spec, len(spans), given.device)
+    return Decision(
+        tuning=given.tuning,
+        workspace=room.workspace,
+        weights=room.weights,
+        plan=replace(made, lines=(*made.lines, *learning)),
+        cpu=room.tensors if made.cpu_layers else None,
+        link=link if link is not None and link.read_bytes_per_second else None,
+        pools=cache_pools(config, spec, made, spans),
+        host_pools=host_pools(made.host_slots, spans, n_used),
+        overlaps=given.overlaps,
+        cache_settings=settings,
+        machine=machine,
+        candidates=candidates,
+    )
+
+
+def _planned(
+    config: EngineConfig, given: _Given
+) -> tuple[list[tuple[Way, MemoryPlan]], dict[tuple[int, bool], _Room]]:
+    """Make a plan of each way in each size of chunks; say what each size needs, by whether the CPU
+    computes experts.
+
+    Shorter chunks are tried where not all experts are on the device, whose room they leave to
+    slots. Raises OutOfMemoryError or UsageError where no way has a plan.
+    """
+    device, spec = given.device, given.model.spec
+    asked = config.mode in ("hybrid", "cpu")
+    beside = given.choosing.beside_cpu and config.mode == "auto" and config.cpu_moe is None
+    by_cpu = (True,) if asked else (False, True) if beside else (False,)
+    found, rooms = list[tuple[Way, MemoryPlan]](), dict[tuple[int, bool], _Room]()
+    error: VkmoeError | None = None
+    for n_rows in _chunks_to_try(config, device):
+        for shares in by_cpu:
+            room = _room(config, given, n_rows, shares)
+            scratch, free = _scratch(room.workspace, room.tensors), given.available_host_bytes
+            rooms[scratch.rows, room.tensors is not None] = room
+            rooms.setdefault((scratch.rows, False), room)
+            try:
+                found += plans(config, spec, device, room.weights, scratch, free)
+            except (OutOfMemoryError, UsageError) as refusal:
+                error = refusal if not shares or asked else error
+        if any(made.mode.on_device for _, made in found):
+            break
+    if not found:
+        assert error is not None
+        raise error
+    return found, rooms
+
+
+def _chunks_to_try(config: EngineConfig, device: DeviceInfo) -> tuple[int, ...]:
+    """List the sizes of the longest chunks of prompts that may be planned, the longest first."""
+    most = row_sizes(config, device).prompt[-1]
+    if config.ubatch_size is not None or not device.is_vulkan:
+        return (most,)
+    return (most, *(n for n in reversed(PROMPT_ROWS) if LEAST_ROWS <= n < most))
+
+
+def _room(config: EngineConfig, given: _Given, n_rows: int, shares: bool) -> _Room:
+    """Describe what programs need, with chunks of `n_rows`. `shares`: with experts of the CPU."""
+    spec, device = given.model.spec, given.device
+    cpu = _cpu_tuning(config, spec, device) if shares else None
+    workspace = _workspace(config, spec, device, given.tuning, n_rows, cpu is not None)
+    if cpu is None:
+        return _Room(workspace, None, given.weights)
+    return _Room(workspace, CpuTensors(spec, cpu, workspace), given.weights_beside_cpu)
+
+
+# ----- when a device refuses memory that the plan gave it -----
+#
+# Other programs take memory between plan and allocation, and drivers keep some for themselves. What
+# is smaller first is the experts' share: fewer slots, then none. Then it is all the rest, as on a
+# smaller device: a shorter context, and layers in host memory.
+
+N_ATTEMPTS = 4  # which take away an eighth of the experts, a quarter, a half, and all
+MOST_ATTEMPTS = 12  # each behind those: as much as a quarter of the layers that are still there
+_REFUSED = "VK_ERROR_OUT_OF_DEVICE_MEMORY"
+_OF_EXPERTS = ("experts", "expert slots")
+
+
+def with_less(
+    config: EngineConfig,
+    decision: Decision,
+    device: DeviceInfo,
+    available_host_bytes: int,
+    error: OutOfMemoryError,
+    attempt: int,
+) -> EngineConfig | None:
+    """Ask for a plan with less on the device than that of a decision; None: there is none.
+
+    `attempt` counts the plans that failed, from 1. Where a user asked for experts, or in how many
+    layers the CPU has them, nothing is less; nor are there fewer layers than were asked for.
+    """
+    made, weights = decision.plan, decision.weights
+    asked = config.expert_slots is not None or config.expert_cache is not None
+    decided = asked or config.n_cpu_moe is not None or config.mode == "resident"
+    of_experts = sum(
+        line.n_bytes for line in made.lines if line.place == "device" and line.name in _OF_EXPERTS
+    )
+    if error.result != _REFUSED or decided or attempt > MOST_ATTEMPTS:
+        return None
+    taken = made.total("device") + (made.total("host") if device.is_uma else 0)
+    if of_experts:
+        less = of_experts >> max(0, N_ATTEMPTS - attempt)
+    elif device.is_uma or config.gpu_layers is not None:
+        return None
+    else:
+        host_layers = (made.host_layers, len(weights.layer_pieces))
+        whole, least = (sum(weights.trunk_pieces(n)[0]) for n in host_layers)
+        less = -(-(whole - least) // 4)
+    most = taken - less
+    return replace(config, vram_margin=str(margin_for(device, available_host_bytes, most)))
+
+
+def predictor_lines(
+    settings: CacheSettings, spec: ModelSpec, n_layers: int, device: DeviceInfo
+) -> tuple[Allocation, ...]:
+    """Make the line for a predictor that remembers much, in `n_layers` MoE layers.
+
+    Other bookkeeping takes a few words for each expert and has no line.
+    """
+    if spec.experts is None:
+        return ()
+    if settings.predictor == "correlation":
+        n_bytes = Correlation.n_bytes(KeySpace(n_layers, spec.experts.n_experts))
+        reason = "how often each expert follows each other one"
+    elif settings.predictor == "token":
+        n_rows = min(spec.n_vocab, n_rows_of(n_layers, spec.experts.n_used))
+        n_bytes = n_rows * row_bytes(n_layers, spec.experts.n_used)
+        reason = f"which experts each token uses, of {n_rows} tokens at most"
+    else:
+        return ()
+    name = f"predictor, {settings.predictor}"
+    return (allocation(device, name, "host", reason, n_bytes=n_bytes),)
+
+
+def _cpu_tuning(config: EngineConfig, spec: ModelSpec, device: DeviceInfo) -> Tuning | None:
+    """Choose how kernels run on the CPU that is to compute experts beside a device.
+
+    None where there are none to compute. Raises UsageError where vkmoe has no kernels for it.
+    """
+    if spec.experts is None or not device.is_vulkan:
+        return None
+    try:
+        variant()
+    except NoDeviceError as error:
+        hint = f"leave it out, or {error.hint}"
+        raise UsageError(f"{config.mode_option} needs the CPU: {error}", hint) from error
+    return choose_tuning(cpu_info())
+
+
+def _workspace(
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: DeviceInfo,
+    tuning: Tuning,
+    n_rows: int,
+    shares: bool,
+) -> Workspace:
+    """Describe the workspace, with chunks of up to `n_rows` whose tensors the device can bind.
+
+    Raises UsageError where those that were asked for are too long.
+    """
+    ctx_size, types = context_size(config, spec), kv_types(config, spec)
+    attention = attention_kernels(spec, ctx_size, types, tuning)
+    sizes, most = row_sizes(config, device, n_rows), device.limits.max_storage_buffer_range
+    while True:
+        workspace = Workspace(spec, tuning, attention, sizes, shares)
+        largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)
+        if largest.n_bytes <= most:
+            return workspace
+        if config.ubatch_size is not None or len(sizes.prompt) == 1:
+            raise UsageError(
+                f"{sizes.prompt[-1]} tokens at once need {in_mib(largest.n_bytes)} in one piece "
+                f"({largest.name}), {device.name} allows {in_mib(most)}",
+                "lower --ubatch-size",
+            )
+        sizes = replace(sizes, prompt=sizes.prompt[:-1])
+
+
+def _scratch(workspace: Workspace, cpu: CpuTensors | None) -> Scratch:
+    """List the workspace's tensors, and the host's buffers for what goes in and comes out."""
+    return Scratch(
+        tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),
+        params=workspace.params.n_bytes,
+        results=workspace.log.n_bytes + workspace.candidates.n_bytes,
+        logits=(4 * workspace.logits.row_words,) * workspace.logits.n_rows,
+        rows=workspace.row_sizes["prompt"][-1],
+        brings=workspace.brings_experts,
+        handed=cpu.handed.n_bytes if cpu else 0,
+        joined=cpu.sums.n_bytes if cpu else 0,
+        of_cpu=cpu.n_bytes if cpu else 0,
+    )
