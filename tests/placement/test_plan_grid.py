@@ -1,0 +1,121 @@
+"""Six models of full size on 17 machines: what every plan holds to, whichever way it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.needs import need_cpu
+from tools.make_plan_table import MACHINES, MODELS, Machine, opened, plan_of
+from vkmoe.errors import VkmoeError
+from vkmoe.models import ModelFile
+from vkmoe.placement.decide import Decision
+from vkmoe.placement.memory import device_budget, host_budget
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[dict[str, ModelFile]]:
+    need_cpu()
+    with opened() as found:
+        yield found
+
+
+def expert_bytes(made: Decision) -> int:
+    return made.weights.experts
+
+
+def name_of(machine: Machine) -> str:
+    return f"{machine.card or 'shared'}-{machine.ram}"
+
+
+each_model = pytest.mark.parametrize("name", MODELS)
+each_machine = pytest.mark.parametrize("machine", MACHINES, ids=name_of)
+
+
+@each_model
+def test_no_byte_is_read_from_the_file_where_card_and_ram_hold_the_model(
+    name: str, models: dict[str, ModelFile]
+) -> None:
+    """Card and RAM less what is left to others, and less what is no expert."""
+    n_held = 0
+    for machine in MACHINES:
+        made = plan_of(models[name], machine)
+        plan, room = made.plan, host_budget(machine.free)
+        if machine.card:
+            room += device_budget(machine.info, machine.free)
+        others = sum(
+            line.n_bytes
+            for line in plan.lines
+            if line.place != "file" and not line.item.startswith(("expert", "host pool"))
+        )
+        margin = 2 * max(made.weights.spans) + 64 * MIB
+        if expert_bytes(made) + others + margin <= room:
+            assert made.candidates[0].prediction.file_share == 0, machine[:2]
+            assert plan.executor == "fused" and (not plan.host_slots or plan.exchanges)
+            n_held += 1
+    assert n_held > 0
+
+
+@each_model
+def test_the_card_is_used_wherever_not_all_experts_fit(
+    name: str, models: dict[str, ModelFile]
+) -> None:
+    for machine in MACHINES:
+        made = plan_of(models[name], machine).plan
+        if machine.card and not made.mode.on_device:
+            budget = device_budget(machine.info, machine.free)
+            assert made.total("device") >= 0.95 * budget, (machine[:2], made.mode)
+
+
+@each_model
+def test_no_plan_takes_more_than_there_is(name: str, models: dict[str, ModelFile]) -> None:
+    for machine in MACHINES:
+        for each in plan_of(models[name], machine).candidates:
+            made, shared = each.plan, machine.info.is_uma
+            assert made.total("device") <= device_budget(machine.info, machine.free)
+            assert made.total("host") + made.total("device") * shared <= host_budget(machine.free)
+
+
+def changes(made: Decision) -> Iterator[dict[str, Any]]:
+    """Single options, some of which are what the plan has, or cannot be had."""
+    plan, n_layers = made.plan, len(made.weights.spans)
+    slots = plan.expert_slots or (4,)
+    for n_slots in {1, min(slots), max(slots), (min(slots) + 1) // 2, min(slots) + 2} - {0}:
+        yield {"expert_slots": n_slots}
+    for pool in ("2GiB", "9GiB"):
+        yield {"host_pool": pool}
+    for promotes in (False, True):
+        yield {"promote_on_read": promotes}
+    for miss in ("read", "gather"):
+        yield {"miss": miss}
+    for mode in ("resident", "cache", "hybrid", "cpu"):
+        yield {"expert_mode": mode}
+    for n_cpu in {1, n_layers // 2, plan.cpu_layers + 1, n_layers}:
+        yield {"n_cpu_moe": n_cpu}
+    for n_rows in (64, 256, 1024):
+        yield {"ubatch_size": n_rows}
+    yield {"gpu_layers": n_layers - 2}
+
+
+@each_model
+def test_no_plan_is_slower_than_the_same_with_any_single_option_changed(
+    name: str, models: dict[str, ModelFile]
+) -> None:
+    """By what is predicted: no rule stands beside that."""
+    n_compared = 0
+    for machine in MACHINES:
+        best = plan_of(models[name], machine)
+        for asked in changes(best):
+            try:
+                other = plan_of(models[name], machine, **asked)
+            except VkmoeError:
+                continue
+            n_compared += 1
+            seconds = other.candidates[0].prediction.seconds
+            least = best.candidates[0].prediction.seconds
+            assert seconds >= least * (1 - 1e-9), (name_of(machine), asked, least, seconds)
+    assert n_compared > 50
