@@ -16,12 +16,20 @@ from vkmoe.experts.study.trace import Trace, TraceHeader, TraceWriter, read_trac
 from vkmoe.llm import LLM
 from vkmoe.placement.sizes import trace_header
 
-__all__ = ["OTHERS", "PROMPTS", "prompt_text", "record_trace", "skewed_trace"]
+__all__ = [
+    "OTHERS",
+    "PROMPTS",
+    "drifting_trace",
+    "prompt_text",
+    "record_trace",
+    "skewed_trace",
+]
 
 PROMPTS = ("code", "prose", "structured")
 OTHERS = ("letter", "orders", "german")  # another prose, other JSON, another language
 _FOLDER = Path(__file__).resolve().parent / "prompts"
 SEED = 1  # of the replies
+N_IDS, TOPIC = 1500, 300.0  # ids of invented tokens; the half-life of a topic, in tokens
 PASSING_EVERY = 4  # tokens; then a whole token goes to experts nobody likes
 
 
@@ -76,3 +84,30 @@ def skewed_trace(n_tokens: int, n_layers: int, n_experts: int, n_used: int, seed
         "skewed", "invented", tuple(range(n_layers)), n_experts, n_used, (1 << 20,) * n_layers
     )
     return Trace(header, routing, np.zeros(n_tokens, np.bool_))
+
+
+def drifting_trace(
+    n_tokens: int, n_layers: int, n_experts: int, n_used: int, seed: int = 0
+) -> Trace:
+    """Routing that follows the token's id, most in the first layers, a topic that drifts, and luck.
+
+    Ids are drawn by Zipf's law. About two fifths of a token's experts are those of the one before
+    it, as in real models.
+    """
+    random = np.random.default_rng(seed)
+    shape, often = (n_layers, n_experts), 1 / np.arange(1, N_IDS + 1)
+    liking = random.normal(size=(N_IDS, *shape)).astype(np.float32)
+    liking *= np.linspace(1.6, 0.9, n_layers, dtype=np.float32)[:, None]
+    ids = random.choice(random.permutation(N_IDS), n_tokens, p=often / often.sum())
+    usual, topic, late = 0.7 * random.gumbel(size=shape), random.normal(size=shape), np.zeros(shape)
+    stays = 0.5 ** (1 / TOPIC)
+    routing = np.empty((n_tokens, n_layers, n_used), np.uint32)
+    for token, name in enumerate(ids):
+        topic = stays * topic + np.sqrt(1 - stays**2) * random.normal(size=shape)
+        late = 0.8 * late + 0.6 * random.normal(size=shape)
+        scores = usual + 1.2 * topic + 0.8 * late + liking[name] + 0.5 * random.gumbel(size=shape)
+        routing[token] = np.argsort(-scores, axis=1)[:, :n_used]
+    header = TraceHeader(
+        "drifting", "invented", tuple(range(n_layers)), n_experts, n_used, (1 << 20,) * n_layers
+    )
+    return Trace(header, routing, np.zeros(n_tokens, np.bool_), ids=ids.astype(np.int64))

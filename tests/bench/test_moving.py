@@ -68,6 +68,13 @@ def test_a_predictor_that_reads_less_on_two_texts_ought_to_be_the_default(
     assert said["default_agrees"] == {"25 %": {"overlapping": agrees, "waiting": agrees}}
 
 
+def test_after_prompt() -> None:
+    few = ["--length", "64", "--ubatch-size", "32", "--decoded", "66", "--invented", "16"]
+    rows = document("after_prompt", *few)["results"]["rows"]
+    assert len(rows) == (3 * 2 * 2 + 2) * 2 * 3, "shares, ways and kinds, the engine; windows"
+    assert all(0 <= row["value"]["median"] <= 100 for row in rows if row["unit"] == "%")
+
+
 def test_prefetch_refuses_arms_that_are_none() -> None:
     done = run("prefetch", "--arms", "none,tomorrow")
     assert done.returncode == 2 and "previous" in done.stderr

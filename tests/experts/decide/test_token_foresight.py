@@ -13,7 +13,7 @@ from tests.experts.interrupts import ctrl_c_after
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import Move
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import NEEDED, Residency
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import TokenTable, Upcoming
 from vkmoe.experts.decide.worth import AHEAD, LIKELY, LOOKED_AT, NEARER, TokenForesight
@@ -131,6 +131,17 @@ def test_the_one_worth_least_leaves_whatever_the_policy(policy: str) -> None:
         (key, victim) for key in (2, 3, 10, 11) for victim in (0, 1, 8, 9)
     }
     assert len(moves) == 4
+
+
+def test_a_long_chunk_that_used_everything_leaves_the_slots_to_what_comes() -> None:
+    """Only what its last rows used stays in any case: else nothing could move after a prompt."""
+    residency = cache()
+    run(residency, A, A)
+    chunk = [A, *(B, C) * NEEDED]
+    residency.observe(np.stack([ids(token) for token in chunk]), chunk)
+    residency.learn()
+    moves = residency.decide(upcoming=Upcoming((C,)))
+    assert {(move.key, move.victim) for move in moves} == {(4, 0), (5, 1), (12, 8), (13, 9)}
 
 
 def test_what_is_all_but_sure_is_fetched_before_it_is_missed() -> None:

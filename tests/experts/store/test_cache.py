@@ -21,10 +21,13 @@ from vkmoe.choices import PolicyName
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.store.cache import count_misses
+from vkmoe.experts.store.copies import CopyBudget
 from vkmoe.experts.store.slots import Landings
 from vkmoe.gpu import arena
 from vkmoe.gpu.device import Device
+from vkmoe.gpu.link_speed import LinkSpeed
 
 SPACE = KeySpace(n_layers=3, n_experts=8)
 N_USED = 2
@@ -453,6 +456,23 @@ def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: Make) -> None:
         n_missed = count_misses(keys[one : one + 1], ~hits[one : one + 1], SPACE.n_experts)
         assert (n_missed == (~hits[one]).sum(axis=1)).all()
     assert rig.token(batch[0]).all() and rig.token(batch[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "later", "copies"), [(1, (), 0), (1, (7,), 0), (9, (), 0), (9, (7,), 6)]
+)
+def test_free_slots_are_filled_without_a_budget_before_a_long_chunk_that_another_follows(
+    make: Make, n_rows: int, later: tuple[int, ...], copies: int
+) -> None:
+    """That one need not bring what was copied; a reply may have no use for it."""
+    rig = make(4, delay=0)
+    object.__setattr__(rig.cache._ways, "budget", CopyBudget(LinkSpeed(1.0, 1.0), 0))
+    reader, missed = rig.begin(), routing((0, 1), (2, 3), (4, 5))
+    rig.table.end(reader)
+    rig.cache.after_run(missed[None])
+    rig.cache.decide(Upcoming((5,) * n_rows, later), decodes=n_rows == 1)
+    rig.cache.settle()
+    assert rig.cache.counters.n_uploads == copies
 
 
 def test_pinned_experts_stay(make: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -171,6 +172,23 @@ def test_copies_stay_within_the_budget_of_a_token() -> None:
             moves.append(after_token(cache, routing, budget_bytes=budget))
         n_copies.append(sum(map(len, moves)))
     assert 0 < n_copies[0] <= 60 < n_copies[1]
+
+
+def test_free_slots_are_filled_before_a_chunk_that_another_follows() -> None:
+    """The next chunk need not bring what was copied; a token has no use for it any more."""
+    trace, pool = trace_of(drifting(40, 2, 16, 4), 16, n_prompt=36), pools_of(2, 8)
+    trace = replace(trace, ids=np.arange(40))
+    late = Transfers(late=True, token_bytes=0)
+    found = []
+    for n_chunks in (1, 2, 3):
+        runs = (*range(0, 36, 36 // n_chunks), *range(36, 40))
+        result = simulate(replace(trace, runs=runs), CacheSettings(), pool, transfers=late)
+        found.append(int(result.n_promoted.sum()))
+        assert not result.hits[:24].any(), "copies beside the second chunk are there for the third"
+        assert bool(result.hits[24:36].all()) == (n_chunks == 3)
+    assert found == [0, 0, 16]
+    alone = simulate(trace, CacheSettings(), pool, transfers=late)
+    assert not alone.n_promoted.any(), "tokens of a prompt that run alone are as those decoded"
 
 
 def test_in_stepped_mode_the_next_layer_finds_what_was_guessed() -> None:

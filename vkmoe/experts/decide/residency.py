@@ -41,14 +41,16 @@ __all__ = ["NOTHING_KNOWN", "PoolResidency", "Residency"]
 NOTHING_KNOWN = Upcoming()
 UNKNOWN = 1e-9  # uses of an expert of which none is known
 BY_HAND = 0x80  # the bit of pins that no rule of the settings chose
+NEEDED = 8  # rows of a run, the last, whose experts do not leave: a long prompt uses nearly all
 
 
 class Residency:
     """Orders experts into slots: `observe` notes what tokens used, `decide` says what moves.
 
     `learn` draws those conclusions from what was observed that the next decision can do without: it
-    may be called after that, while the tokens that were decided on run. Experts that were observed
-    since the last decision, and those that are arriving, are never victims.
+    may be called after that, while the tokens that were decided on run. Experts that the last rows
+    of a run used since the last decision, and those that are arriving, are never victims; while
+    nothing is known of their worth, neither are those that its other rows used.
     """
 
     def __init__(
@@ -94,6 +96,18 @@ class Residency:
         """Return the ids of the pinned experts of each layer, ascending."""
         pins = self.locations.pins.reshape(self.space.n_layers, self.space.n_experts)
         return [np.flatnonzero(row).tolist() for row in pins]
+
+    def bytes_before(self, upcoming: Upcoming, n_bytes: float, beside: bool) -> float:
+        """Return how many bytes may be copied before a run; `n_bytes` if it is one of a few tokens.
+
+        Before a long chunk of a prompt copies fill free slots alone, whatever their number: the
+        chunk need not bring these experts, but instead it would bring those that left for others.
+        Where copies run `beside` it, that is so for the chunk behind it, and the last has none.
+        """
+        if len(upcoming.ids) <= NEEDED or (beside and not upcoming.later):
+            return n_bytes
+        n_free = self.locations.n_free_of_all
+        return sum(int(n) * pool.slot_bytes for n, pool in zip(n_free, self._pools, strict=True))
 
     @property
     def predictions(self) -> PredictionCounts:
@@ -195,7 +209,10 @@ class Residency:
             self._foresight.expect(upcoming)
         if not self._pools:
             return []
-        used, missing = map(np.concatenate, zip(*undecided, strict=True))
+        weighs = self._foresight is not None and self._foresight.worth is not None
+        first = -NEEDED if weighs else None
+        used = np.concatenate([keys[first:] for keys, _ in undecided])
+        missing = np.concatenate([keys for _, keys in undecided])
         if len(used) > 1:  # more than one token may have missed an expert
             missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
             missing = missing[~self.locations.are_resident(missing)]
@@ -354,7 +371,7 @@ class Residency:
         guessed = NO_KEYS
         if self._foresight.guesses:
             absent = ~self.locations.resident & (self.locations.pool_of != NO_POOL)
-            absent[used] = False
+            absent[missing] = False
             guessed = self._copyable(self._foresight.wanted(absent))
         newcomers = np.concatenate([there, others, guessed])
         bids, n_landed, n_missed = worth[newcomers], len(there), len(there) + len(others)

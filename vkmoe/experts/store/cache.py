@@ -282,6 +282,7 @@ class ExpertCache:
         n_bytes = self._ways.fixed_bytes
         if budget is not None:
             n_bytes = budget.n_bytes - self._tier.pending_bytes
+        n_bytes = self.residency.bytes_before(upcoming, n_bytes, beside=budget is not None)
         if self._ways.punctual:
             self._collect(wait=True)
             n_bytes *= decodes

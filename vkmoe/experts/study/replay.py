@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from math import inf
 from multiprocessing import resource_tracker
 from typing import NamedTuple, get_args
 
@@ -70,6 +71,7 @@ class Transfers(NamedTuple):
     # What is decided after a run holds for the one after the next: the engine does not do that, as
     # it costs more hits than it saves time (`python -m bench.residency`).
     is_published_late: bool = False
+    token_bytes: float = inf  # that are copied at most before a token: see `Residency.bytes_before`
 
 
 PLAIN = Transfers()
@@ -223,7 +225,9 @@ class _Replay:
         self._shown = residency.present
         if self._places is not None:
             self._places.before_decision()
-        moves = residency.decide(self._missed, upcoming=upcoming)
+        transfers = self._transfers
+        n_bytes = residency.bytes_before(upcoming, transfers.token_bytes, transfers.late)
+        moves = residency.decide(self._missed, n_bytes, upcoming)
         kept = [move for move in moves if move.landed]
         self.n_landed += len(kept)
         residency.arrived(kept)
