@@ -1,6 +1,7 @@
 """A link slower than this machine's, by injection: misses and copies wait as if they crossed it.
 
 `throttle` slows an engine whose kernels compute: its misses are waited for after the submit.
+`SlowPrompts` does so for prompts: what is between two barriers runs beside what it moves.
 `SlowGpu` models the GPU too, for an engine whose programs are empty: what the host does beside a
 token costs nothing unless it takes longer than the token, and what it does in between costs all.
 
@@ -15,17 +16,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.engine import Engine
+from vkmoe.execute import recorder
+from vkmoe.execute.segments import Part
+from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.experts.store.copies import Copy, Prefetcher, Upload, Uploader
+from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.gpu.program import Command, Dispatch
+from vkmoe.gpu.transfer import Readback
+from vkmoe.ops.experts import UNIT_BYTES
+from vkmoe.ops.matmul import TILE_HEADER_WORDS
 
-__all__ = ["SlowGpu", "SlowLink", "SlowUploads", "throttle"]
+__all__ = ["SlowGpu", "SlowLink", "SlowPrompts", "SlowUploads", "throttle"]
 
+# The word of its pushed constants in which a kernel has the number of its round.
+_ROUND_WORDS = {"expert_matmul_gate_up": 10, "expert_matmul_down": 8}
 SLICE_S = 0.001  # what one of those who share the link sends before it is the other's turn
 
 
@@ -100,12 +112,8 @@ def throttle(engine: Engine, link: SlowLink, compute_s: float) -> None:
     """
     cache, tracker = engine.cache, engine._experts
     assert cache is not None and cache.pool is None and engine.plan.executor == "fused"
-    tier, span_bytes = cache._tier, np.array(cache._span_bytes)
-    uploads = tier.uploads
-    if isinstance(uploads, Prefetcher):
-        uploads._uploads = SlowUploads(uploads._uploads, link)
-    else:
-        tier.uploads = SlowUploads(uploads, link)
+    span_bytes = np.array(cache._span_bytes)
+    _slow_copies(cache, link)
     if cache._ways.budget is not None:
         cache._ways.budget._link = LinkSpeed(link.bytes_per_second, link.bytes_per_second)
     after_run = tracker.after_run
@@ -123,6 +131,95 @@ def throttle(engine: Engine, link: SlowLink, compute_s: float) -> None:
         after_run(routing, filled, n_decoded, tokens)
 
     tracker.after_run = later  # type: ignore[method-assign]
+
+
+def _slow_copies(cache: ExpertCache, link: SlowLink) -> None:
+    """Let the copies to slots cross `link`."""
+    uploads = cache._tier.uploads
+    if isinstance(uploads, Prefetcher):
+        uploads._uploads = SlowUploads(uploads._uploads, link)
+    else:
+        cache._tier.uploads = SlowUploads(uploads, link)
+
+
+class SlowPrompts:
+    """Lets what prompts of an engine bring, and read at home, cross a slow link.
+
+    Programs of prompts are cut at every barrier. What lies between two runs on the device while the
+    link carries the bytes that it asks for; what follows waits for both. Chunks have as many rows
+    as there can be, and programs of prompts are recorded anew.
+    """
+
+    def __init__(self, engine: Engine, link: SlowLink) -> None:
+        assert engine.plan.executor == "fused"
+        self._link, self._programs, backend = link, engine._programs, engine._backend
+        space, self._decoder = engine.workspace, self._programs._recorder.decoder
+        assert space.prompt is not None and space.prompt.routed is not None
+        tiles, brought = space.prompt.routed.tiles, space.prompt.routed.brought
+        self._tiles = Readback(engine.device, backend.tensor(tiles), 0, tiles.n_bytes)
+        self._brought = Readback(engine.device, backend.tensor(brought), 0, brought.n_bytes)
+        tier = engine.cache._tier if engine.cache is not None else None
+        self._slots = tier._addresses if tier is not None else np.zeros(0, np.uint64)
+        self._programs._fits_chunks = False
+        self._programs.prompt_rows = space.row_sizes["prompt"][-1]
+        vars(recorder)["cut_at_marks"] = cut_at_barriers
+        for kind in [kind for kind in self._programs.recorded if kind.phase == "prompt"]:
+            del self._programs.recorded[kind]
+        if engine.cache is not None:
+            _slow_copies(engine.cache, link)
+        self._run_now = backend.run
+        backend.run = self._run  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        self._tiles.close()
+        self._brought.close()
+
+    def _run(self, *recordings: Any, meanwhile: Any = None, **options: Any) -> list[Any]:
+        """Run one part after the other, each beside its bytes."""
+        done = []
+        for recording in recordings:
+            began = time.perf_counter()
+            done += self._run_now(recording, meanwhile=meanwhile, **options)
+            meanwhile = None
+            self._link.carry(self._n_bytes(recording), since=began)
+        return done
+
+    def _n_bytes(self, recording: Any) -> int:
+        """The bytes that a part moves over the link."""
+        for recorded in self._programs.recorded.values():
+            for segment in recorded.segments if recorded.stand_alone else ():
+                if segment.recording is recording:
+                    return sum(map(self._of_command, segment.program.commands))
+        return 0
+
+    def _of_command(self, command: Command) -> int:
+        if not isinstance(command, Dispatch):
+            return 0
+        push = np.frombuffer(command.push, np.uint32)
+        if command.kernel == "bring_experts":
+            first, _, n_units = push.tolist()
+            homes = self._brought.read().view(np.uint64).reshape(-1, 2)[:, 0]
+            n_brought = np.count_nonzero(homes[first : first + command.groups[2]])
+            return int(UNIT_BYTES * n_units * n_brought)
+        if command.kernel not in _ROUND_WORDS or push[_ROUND_WORDS[command.kernel]]:
+            return 0
+        assert command.mark.layer is not None
+        block = self._decoder.weights.layers[command.mark.layer].feed_forward.block
+        gate_up, n_bytes = block.shape.down.offset, block.shape.span_bytes
+        part = gate_up if command.kernel == "expert_matmul_gate_up" else n_bytes - gate_up
+        return part * self._n_tiles_at_home()
+
+    def _n_tiles_at_home(self) -> int:
+        """The tiles of round 0 whose experts are in no slot: each reads its expert anew."""
+        words = self._tiles.read().view(np.uint32)
+        tiles = words[TILE_HEADER_WORDS:].view(np.uint64).reshape(-1, 2)[words[0] : words[1], 0]
+        return int((~np.isin(tiles, self._slots)).sum())
+
+
+def cut_at_barriers(commands: Sequence[Command]) -> list[Part]:
+    """Cut commands wherever a barrier comes between them."""
+    ends = [i for i, barrier in enumerate(plan_barriers(commands)) if barrier and i]
+    return [Part(list(commands[a:b])) for a, b in pairwise([0, *ends, len(commands)])]
 
 
 class SlowGpu:

@@ -75,6 +75,15 @@ def test_after_prompt() -> None:
     assert all(0 <= row["value"]["median"] <= 100 for row in rows if row["unit"] == "%")
 
 
+def test_prompt_link(tmp_path: Path) -> None:
+    """An arm has its seconds on the device as it is, and then also how busy the link is."""
+    few = ["--cache", str(tmp_path), "--lengths", "40", "--ubatch-size", "64", "--repeats", "1"]
+    rows = document("prompt_link", *few)["results"]["rows"]
+    assert positive(rows) and len(rows) == 3 + 2 * 3
+    busy = [row["value"]["median"] for row in rows if row["unit"] == "%"]
+    assert len(busy) == 3 and min(busy) > 5 and max(busy) <= 100
+
+
 def test_prefetch_refuses_arms_that_are_none() -> None:
     done = run("prefetch", "--arms", "none,tomorrow")
     assert done.returncode == 2 and "previous" in done.stderr
