@@ -38,7 +38,7 @@ from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.study.replay import Transfers, simulate
 from vkmoe.experts.study.trace import Trace, joined
 from vkmoe.llm import LLM, demo_model_path
-from vkmoe.placement.cache_choice import N_LANDING
+from vkmoe.placement.experts import MOST_LANDING
 from vkmoe.placement.plan import GPU_UBATCH
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,7 +180,7 @@ def _hits(trace: Trace, share: float, way: Way, options: argparse.Namespace) -> 
     transfers = Transfers()
     if way.late:
         n_bytes = options.budget * sum(header.span_bytes)
-        transfers = Transfers(late=True, n_landing=N_LANDING, token_bytes=n_bytes)
+        transfers = Transfers(late=True, n_landing=MOST_LANDING, token_bytes=n_bytes)
     hits = simulate(trace, settings, pools, transfers=transfers).hits[-options.decoded :]
     return np.asarray(100 * hits.mean(axis=1) / header.n_used, np.float64)
 
