@@ -146,7 +146,7 @@ def _shorter(config: EngineConfig, spec: ModelSpec) -> Iterator[EngineConfig]:
 def _with_fewer_layers(config: EngineConfig, given: _Given) -> Decision | None:
     """Decide with as many layers on the device as fit; None where not even none does.
 
-    It is not asked where the user said how many, or where memory is shared.
+    None is tried where an option says how many, or where memory is shared.
     """
     found: Decision | None = None
     low, high = 0, given.model.spec.n_layers - 1
