@@ -26,8 +26,8 @@ from vkmoe.bench.environment import describe, print_card
 from vkmoe.config import EngineConfig, Pins
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.records.report import table
+from vkmoe.experts.records.trace import Trace, joined
 from vkmoe.experts.study.replay import Transfers, simulate
-from vkmoe.experts.study.trace import Trace, joined
 from vkmoe.llm import LLM
 from vkmoe.placement.experts import MOST_LANDING
 

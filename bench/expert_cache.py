@@ -32,7 +32,7 @@ from bench.routing import PROMPTS, prompt_text, record_trace, skewed_trace
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import Row, summarise
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.study.trace import Trace, joined
+from vkmoe.experts.records.trace import Trace, joined
 from vkmoe.llm import LLM
 
 SLOTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 31)

@@ -18,8 +18,8 @@ from vkmoe.experts.decide.keys import DecayedCounts
 from vkmoe.experts.decide.locations import Locations
 from vkmoe.experts.decide.policies import Slru
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
+from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study.replay import Misses, ceiling, misses, simulate
-from vkmoe.experts.study.trace import Trace
 
 __all__ = [
     "DEFAULT",

@@ -35,8 +35,8 @@ from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import TokenRows, TokenTable, Upcoming, row_bytes
 from vkmoe.experts.decide.worth import Table
 from vkmoe.experts.records.report import table
+from vkmoe.experts.records.trace import Trace, joined
 from vkmoe.experts.study.replay import KnowsNext, Transfers, ceiling, simulate
-from vkmoe.experts.study.trace import Trace, joined
 from vkmoe.llm import LLM
 from vkmoe.placement.experts import MOST_LANDING
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from vkmoe.batch import RunResult, TokenBatch
-from vkmoe.experts.study.trace import Trace, TraceHeader, TraceWriter, read_trace
+from vkmoe.experts.records.trace import Trace, TraceHeader, TraceWriter, read_trace
 from vkmoe.llm import LLM
 from vkmoe.placement.sizes import trace_header
 

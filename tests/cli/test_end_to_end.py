@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperOption
 
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.cli.app import root
-from vkmoe.experts.study.trace import TraceWriter
+from vkmoe.experts.records.trace import TraceWriter
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.option_fields import environment_name
 from vkmoe.selftest import suite

@@ -24,8 +24,8 @@ from tests.experts.pins import first_n, most_used, named, warm
 from vkmoe.choices import SlotSharing
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.records.trace import Trace, TraceWriter
 from vkmoe.experts.study.replay import Transfers, simulate
-from vkmoe.experts.study.trace import Trace, TraceWriter
 
 from .conftest import Run
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.tiny import model_path
 from vkmoe.batch import RunResult, TokenBatch
-from vkmoe.experts.study.trace import read_trace
+from vkmoe.experts.records.trace import read_trace
 from vkmoe.llm import LLM
 
 from .conftest import Run

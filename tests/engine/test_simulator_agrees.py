@@ -21,9 +21,9 @@ from vkmoe.engine import Engine
 from vkmoe.experts.decide.keys import Mask
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import History
+from vkmoe.experts.records.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.experts.study.replay import SimulationResult, simulate
-from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement.cache_choice import cache_settings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.experts.study.trace import Trace, TraceHeader
+from vkmoe.experts.records.trace import Trace, TraceHeader
 
 
 def header(n_layers: int, n_experts: int, n_used: int, **changes: object) -> TraceHeader:

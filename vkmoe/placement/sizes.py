@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from vkmoe.experts.study.trace import TraceHeader
+from vkmoe.experts.records.trace import TraceHeader
 from vkmoe.facts import Conversion, MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.gpu.arena import round_up
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors

@@ -16,8 +16,8 @@ from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.worth import COPY, GUESS
+from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study.replay import PLAIN, SimulationResult, Transfers, simulate
-from vkmoe.experts.study.trace import Trace
 
 HELD, MISSED = (0, 1), 7  # one layer of eight experts, with slots for two
 LAYERS, EXPERTS, USED = 3, 32, 4

@@ -19,6 +19,7 @@ from vkmoe.choices import PolicyName, PredictorName, SlotSharing
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
+from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study import replay as module
 from vkmoe.experts.study.replay import (
     ENOUGH_TOKENS,
@@ -35,7 +36,6 @@ from vkmoe.experts.study.replay import (
     run_sweep,
     simulate,
 )
-from vkmoe.experts.study.trace import Trace
 
 POLICIES = get_args(PolicyName)
 TRACE = trace_of(drifting(80, 3, 16, 4), 16)

@@ -21,8 +21,8 @@ from vkmoe.errors import UsageError
 
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
+    from vkmoe.experts.records.trace import Trace, TraceHeader
     from vkmoe.experts.study.replay import Sweep
-    from vkmoe.experts.study.trace import Trace, TraceHeader
 
 __all__ = ["simulate"]
 
@@ -151,7 +151,7 @@ def _ladder(trace: Trace, config: EngineConfig) -> list[int]:
 
 
 def _read(paths: list[str], quiet: bool) -> Trace:
-    from vkmoe.experts.study.trace import joined, read_trace
+    from vkmoe.experts.records.trace import joined, read_trace
 
     trace = joined([read_trace(Path(path)) for path in paths])
     for text in () if quiet else trace.notes:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.records.report import table
+from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study.replay import (
     EXACT,
     Rung,
@@ -25,7 +26,6 @@ from vkmoe.experts.study.replay import (
     bend_of_curve,
     misses,
 )
-from vkmoe.experts.study.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -34,7 +34,7 @@ from vkmoe.errors import UsageError, VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.batch import RunResult, TokenBatch
-    from vkmoe.experts.study.trace import TraceHeader
+    from vkmoe.experts.records.trace import TraceHeader
     from vkmoe.llm import LLM
     from vkmoe.models import ModelFile
 
@@ -164,7 +164,7 @@ def _recording(
     llm: LLM, path: Path, header: TraceHeader, prompt: str, salt: bytes | None, quiet: bool
 ) -> Iterator[None]:
     """Write the routing of every token the model runs; at the end say what there is."""
-    from vkmoe.experts.study.trace import TraceWriter
+    from vkmoe.experts.records.trace import TraceWriter
 
     n_prompt = len(llm.tokenizer.encode(prompt))
     writer: TraceWriter | None = None

@@ -30,8 +30,8 @@ from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.decide.worth import Table
+from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study.places import HostPlaces
-from vkmoe.experts.study.trace import Trace
 
 __all__ = [
     "ENOUGH_TOKENS",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.experts.invented_traces import drifting, header, trace_of
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.study.trace import Trace, TraceWriter, joined, read_trace
+from vkmoe.experts.records.trace import Trace, TraceWriter, joined, read_trace
 
 HEADER = header(2, 8, 2)
 PROMPT = {"phase": "prompt", "experts": [[0, 7], [3, 1]]}
