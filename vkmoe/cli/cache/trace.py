@@ -126,6 +126,7 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
         reason_against_writing,
         record_outputs,
     )
+    from vkmoe.experts.records.profile import is_read_only
 
     if output == "-":
         raise UsageError(
@@ -133,7 +134,10 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
         )
     path = Path(output)
     outputs = [("--output", path), *record_outputs(engine)]
-    check_outputs(outputs, [prompt] if prompt is not None else [])
+    sources, profile = [prompt] if prompt is not None else [], engine.expert_profile
+    if profile is not None and is_read_only(Path(profile)):
+        sources.append(profile)
+    check_outputs(outputs, sources)
     if reason := reason_against_writing(path):
         raise VkmoeError(f"the trace cannot be written: {reason}", "give another --output")
     if path.is_file() and not overwrite:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vkmoe.errors import ModelFileError, VkmoeError
 from vkmoe.gguf_file import GgufFile, open_gguf
 
-__all__ = ["is_importance_file", "read_importance"]
+__all__ = ["is_importance_file", "read_importance", "remembered"]
 
 _COUNTS = re.compile(r"blk\.(\d+)\.ffn_(?:down|gate|up|gate_up)_exps\.weight\.counts")
 # A long text counts as the tokens that a run remembers at the default half-life of 64: what the
@@ -42,8 +42,8 @@ def is_importance_file(path: Path) -> bool:
 def read_importance(path: Path, n_layers: int, n_experts: int, n_used: int) -> NDArray[np.float64]:
     """Return the uses of each expert of a model with `n_layers` MoE layers: [n_layers * n_experts].
 
-    Each layer's sum is what a run remembers of tokens that use `n_used` experts. Raises
-    VkmoeError for a file of another model, and ModelFileError for a damaged one.
+    They are as many as a run remembers. Raises VkmoeError for a file of another model, and
+    ModelFileError for a damaged one.
     """
     with open_gguf(path) as file:
         found = _by_layer(file)
@@ -54,7 +54,14 @@ def read_importance(path: Path, n_layers: int, n_experts: int, n_used: int) -> N
                 _HINT,
             )
         rows = [_row(file, name, n_experts) for _, name in sorted(found.items())]
-    counts = np.array(rows)
+    return remembered(np.array(rows), n_used)
+
+
+def remembered(counts: NDArray[np.float64], n_used: int) -> NDArray[np.float64]:
+    """Scale the uses of a long text [n_layers, n_experts] to what a run remembers: [n_keys].
+
+    Each layer's sum is that of the tokens it remembers, which use `n_used` experts each.
+    """
     sums = counts.sum(axis=1, keepdims=True)
     shares: NDArray[np.float64] = counts / np.where(sums > 0, sums, 1.0)
     return n_used * _REMEMBERED_TOKENS * shares.reshape(-1)

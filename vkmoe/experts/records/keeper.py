@@ -18,8 +18,12 @@ from pathlib import Path
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.decide.token_table import History
-from vkmoe.experts.records.importance import is_importance_file
-from vkmoe.experts.records.profile import load_profile, profile_text, profiled_model
+from vkmoe.experts.records.profile import (
+    is_read_only,
+    load_profile,
+    profile_text,
+    profiled_model,
+)
 from vkmoe.experts.records.report import FORMAT, ExpertReport, as_document, as_text
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
@@ -107,8 +111,8 @@ def record_outputs(config: EngineConfig) -> list[tuple[str, Path]]:
     """Return the option and path of every file that the records of a run are written to.
 
     Those of one option begin with the path that was asked for. `stats.txt` and `stats.json` belong
-    together; to any other name of the text, .json is appended. A pipe has nothing beside it. An
-    importance file is read as a profile, but not written.
+    together; to any other name of the text, .json is appended. A pipe has nothing beside it.
+    An importance file or a trace is read as a profile, but not written.
     """
     outputs = []
     if config.expert_stats is not None:
@@ -117,7 +121,7 @@ def record_outputs(config: EngineConfig) -> list[tuple[str, Path]]:
         beside = path.with_suffix(other) if other else Path(f"{path}.json")
         outputs += [(STATS, each) for each in (path, beside)[: 1 if _is_stream(path) else 2]]
     profile = config.expert_profile
-    if profile is not None and not is_importance_file(Path(profile)):
+    if profile is not None and not is_read_only(Path(profile)):
         outputs.append((PROFILE, Path(profile)))
     return outputs
 

@@ -1,8 +1,9 @@
 """Reads and formats the profile of `--expert-profile`: what is known of experts, kept between runs.
 
 That is their decayed uses, and which of them each token used, by its id. Owns the file's format, a
-JSON document, and the fingerprint that ties it to a model. Does not decide what is made of it, nor
-write the file.
+JSON document, and the fingerprint that ties it to a model. Importance files and traces, which are
+told apart by their contents, are read in its place. Does not decide what is made of it, nor write
+the file.
 """
 
 from __future__ import annotations
@@ -29,12 +30,20 @@ from vkmoe.experts.decide.token_table import (
     n_rows_of,
     row_bytes,
 )
-from vkmoe.experts.records.importance import is_importance_file, read_importance
+from vkmoe.experts.records.importance import is_importance_file, read_importance, remembered
+from vkmoe.experts.records.trace import Trace, is_trace_file, read_trace
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.header import shown
 
-__all__ = ["ProfiledModel", "load_profile", "profile_text", "profiled_model"]
+__all__ = [
+    "ProfiledModel",
+    "is_read_only",
+    "load_profile",
+    "profile_text",
+    "profiled_model",
+    "trace_of_model",
+]
 
 FORMAT, VERSION = "vkmoe expert profile", 2
 WITHOUT_TOKENS = 1  # the version before, which knows nothing of tokens
@@ -42,6 +51,7 @@ MAX_COUNT = 1e15  # more tokens than any run sees; keeps sums and weighted count
 # What a sound file needs at most: for a count, beside all, and for the numbers of a token.
 _BYTES_PER_COUNT, _BYTES_BESIDE, _BYTES_PER_TOKEN = 64, 1 << 16, 32
 MAX_ID = 1 << 31
+MOST_TRACED = 8192  # tokens of a trace that are read: reading takes a second then
 _WORDS = {
     "n_moe_layers": "number of MoE layers",
     "n_experts": "number of experts",
@@ -50,6 +60,7 @@ _WORDS = {
 _REMEDY = (
     "give another --expert-profile, or remove the file: a new one is written at the end of the run"
 )
+_OTHER_TRACE = "give a trace that `vkmoe trace` recorded of this model"
 _OWN_FILE = "give each model a profile of its own: another --expert-profile"
 
 
@@ -113,17 +124,52 @@ def _text_of(values: NDArray[np.uint16]) -> str:
     return base64.b64encode(values.astype("<u2").tobytes()).decode("ascii")
 
 
+def is_read_only(path: Path) -> bool:
+    """Say whether a file stands in for a profile that no run may write to."""
+    return is_importance_file(path) or is_trace_file(path)
+
+
+def trace_of_model(path: Path, model: ProfiledModel) -> Trace:
+    """Read the first tokens of a trace, as many as are of use in place of a profile.
+
+    Raises VkmoeError for a file that is damaged or belongs to another model.
+    """
+    trace = read_trace(path, MOST_TRACED)
+    header, words = trace.header, dict(_WORDS, model="name")
+    ours = {
+        "architecture": model.architecture,
+        "model": model.name,
+        "n_moe_layers": model.n_moe_layers,
+        "n_experts": model.n_experts,
+        "n_used": model.n_used,
+    }
+    for name, expected in ours.items():
+        found = header.n_layers if name == "n_moe_layers" else getattr(header, name)
+        if found != expected:
+            raise VkmoeError(
+                f"the trace {path} belongs to another model: its {words.get(name, name)} is "
+                f"{shown(str(found))}, this model's {shown(str(expected))}",
+                _OTHER_TRACE,
+            )
+    return trace
+
+
 def load_profile(path: Path, model: ProfiledModel, n_vocab: int) -> History | None:
     """Return what an earlier run left; None if there is no such file.
 
-    Of an importance file (importance.py) the uses are returned. No more ids are expected than the
-    `n_vocab` that the model has.
+    Of an importance file (importance.py) or a trace (trace.py) the uses are returned. No more ids
+    are expected than the `n_vocab` that the model has.
 
     Raises VkmoeError for a file that cannot be read, is damaged or belongs to another model.
     """
     if is_importance_file(path):
         n_layers, n_experts, n_used = model.n_moe_layers, model.n_experts, model.n_used
         return History(read_importance(path, n_layers, n_experts, n_used))
+    if is_trace_file(path):
+        trace = trace_of_model(path, model)
+        keys = trace.space.keys_of(trace.routing).reshape(-1)
+        uses = np.bincount(keys, minlength=trace.space.n_keys).astype(np.float64)
+        return History(remembered(uses.reshape(model.n_moe_layers, -1), model.n_used))
     limit = _BYTES_BESIDE + _BYTES_PER_COUNT * model.n_moe_layers * model.n_experts
     n_rows = min(n_vocab, n_rows_of(model.n_moe_layers, model.n_used))
     bytes_per_row = row_bytes(model.n_moe_layers, model.n_used) * 4 / 3  # base64

@@ -30,7 +30,15 @@ from vkmoe.closing import Closing
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.decide.keys import KeySpace
 
-__all__ = ["Trace", "TraceHeader", "TraceWriter", "joined", "read_trace", "token_name"]
+__all__ = [
+    "Trace",
+    "TraceHeader",
+    "TraceWriter",
+    "is_trace_file",
+    "joined",
+    "read_trace",
+    "token_name",
+]
 
 FORMAT, VERSION = "vkmoe-trace", 1
 # No model is near these; they keep a few bytes of a made-up header from asking for gigabytes.
@@ -171,14 +179,29 @@ def token_name(token: int, salt: bytes) -> str:
     return hashlib.blake2b(str(token).encode(), digest_size=8, key=salt).hexdigest()
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a trace file.
+def is_trace_file(path: Path) -> bool:
+    """Say whether a file begins as a trace does. False also for one that cannot be read."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            if FORMAT.encode() not in file.read(100):  # the writer begins with it
+                return False
+            file.seek(0)
+            record = json.loads(file.readline(MAX_HEADER_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and record.get("format") == FORMAT
+
+
+def read_trace(path: Path, most_tokens: int | None = None) -> Trace:
+    """Read a trace file, or its first `most_tokens`.
 
     Raises VkmoeError for a file that cannot be read, is damaged or holds no tokens.
     """
     try:
         with path.open("rb") as file:
-            return _Reader(path, file).read()
+            return _Reader(path, file).read(most_tokens)
     except OSError as error:
         raise VkmoeError(
             f"the trace {path} cannot be read: {error.strerror}",
@@ -193,7 +216,7 @@ class _Reader:
         self._path, self._file = path, file
         self._line = 0  # number of the line being read, from 1
 
-    def read(self) -> Trace:
+    def read(self, most_tokens: int | None) -> Trace:
         line = self._next_line(MAX_HEADER_BYTES)
         if not line.strip():
             raise VkmoeError(f"{self._path}: the trace is empty", _HINT)
@@ -201,8 +224,9 @@ class _Reader:
         header, names = self._header(record), record.get("names_tokens") is True
         ids: list[int] = []
         limit = MAX_HEADER_BYTES + header.n_layers * (header.n_used + 1) * 32
-        routing, is_prompt, notes = [], [], []
-        while line := self._next_line(limit):
+        routing: list[NDArray[np.uint32]] = []
+        is_prompt, notes = [], []
+        while len(routing) != most_tokens and (line := self._next_line(limit)):
             if not line.endswith(b"\n"):
                 notes.append(f"{self._path}: the last line is cut short and was left out")
                 break
