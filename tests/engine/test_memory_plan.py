@@ -155,7 +155,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"miss": "gather", "promote_on_read": True},
         {"miss": "gather", "promote_on_read": False},
         {"miss": "read", "promote_on_read": True, "expert_copies": "overlap"},
-        {"miss": "gather", "promote_on_read": True, "host_pool": "200KiB"},
+        {"miss": "gather", "promote_on_read": True, "host_pool": "160KiB"},
     ],
     ids=["copied", "gathered and kept", "gathered", "kept", "small pool"],
 )
