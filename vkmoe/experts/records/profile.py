@@ -1,8 +1,8 @@
 """Reads and formats the profile of `--expert-profile`: what is known of experts, kept between runs.
 
 That is their decayed uses, and which of them each token used, by its id. Owns the file's format, a
-JSON document, and the fingerprint that ties it to a model. Importance files and traces, which are
-told apart by their contents, are read in its place. Does not decide what is made of it, nor write
+JSON document, and the fingerprint that ties it to a model. Importance files and traces are
+recognised by their contents and read in its place. Does not decide what is made of it, nor write
 the file.
 """
 
