@@ -412,14 +412,23 @@ class CacheSizing:
 
     status: SizingStatus
     n_slots_smallest_layer: int
+    n_slots_largest_layer: int
     n_slots: int  # of all layers
     n_total: int  # experts of all layers
     n_experts: int  # of one layer
     n_bytes: int  # of all slots; in a plan as they are allocated
     recommended: int  # slots per layer
-    ratio: float  # slots of the smallest layer / recommended
+    ratio: float  # slots of a layer, on average / recommended
     remedy: str  # empty when all is well
     place: Literal["device", "host pool"] = "device"  # the pool: a small one without slots
+
+    @property
+    def slots_text(self) -> str:
+        """Say how many slots a layer has, where that may differ between layers."""
+        few, many = self.n_slots_smallest_layer, self.n_slots_largest_layer
+        if few == many:
+            return f"{few}"
+        return f"{few} {'or' if many == few + 1 else 'to'} {many}"
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_hits_are_expected_by_a_profile(run: Run, tmp_path: Path) -> None:
     done = run("plan", "--device-profile", "8gb-nobar", "--expert-slots", "4",
                "--expert-profile", profile, "--json")  # fmt: skip
     expected = json.loads(done.out)["expected"]
-    assert 0 < expected["hit_rate"] < 1 and "by --expert-profile" in expected["hit_rate_reason"]
+    assert 0 < expected["hit_rate"] < 1 and "--expert-profile" in expected["hit_rate_reason"]
     assert expected["without_hits"] < expected["rate"] < expected["with_hits_alone"]
 
 

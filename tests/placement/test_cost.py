@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from vkmoe.placement.forecast.cost import (
     token_bytes,
 )
 from vkmoe.placement.forecast.device_profiles import read_profile
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.placement.forecast.hit_curve import MEAN_CURVE
+from vkmoe.placement.forecast.slot_curves import curves_of_counts
 from vkmoe.placement.forecast.speeds import TYPICAL, Machine, Speeds, machine_of
 from vkmoe.placement.plan import plan
 
@@ -196,10 +198,11 @@ def test_hits_go_by_what_a_profile_counted() -> None:
     n_slots = min(made.expert_slots)
     counts = np.zeros((48, 128))
     counts[:, :n_slots] = 3.0
-    curve = HitCurve.of_counts(counts, "what was counted")
+    curve = curves_of_counts(counts, inf)
     assert hit_rate_of(made, SPEC, curve)[0] == pytest.approx(1.0)
-    share, reason = hit_rate_of(made, SPEC, HitCurve.of_counts(np.ones((48, 128)), "counts"))
-    assert share == pytest.approx(sum(made.expert_slots) / (48 * 128)) and reason == "by counts"
+    share, reason = hit_rate_of(made, SPEC, curves_of_counts(np.ones((48, 128)), inf))
+    assert share == pytest.approx(MEAN_CURVE.of_slots(made.expert_slots, 128), abs=0.02)
+    assert "--expert-profile" in reason
 
 
 def test_exchanging_needs_homes_to_leave_to() -> None:

@@ -210,13 +210,13 @@ def mode_line(plan: MemoryPlan) -> str:
         return "the model has none"
     if mode.on_device:
         return f"resident, all on the device{why}"
-    n, n_all = sizing.n_slots_smallest_layer, sizing.n_experts
+    share = f"{sizing.slots_text} of {sizing.n_experts}"
     others = "the others in host memory" + " and the file" * bool(
         plan.host_slots and not plan.exchanges
     )
     if mode.is_hybrid:
         others = "the CPU computes the others"
-    return f"{mode.name}, {n} of {n_all} of each layer on the device, {others}{why}"
+    return f"{mode.name}, {share} of each layer on the device, {others}{why}"
 
 
 def cpu_notes(chosen: DeviceInfo, wanted: str | None) -> Iterator[str]:

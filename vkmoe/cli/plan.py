@@ -137,7 +137,7 @@ def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> _Deci
 
     info, free = machine.profile.info, machine.profile.available_host_bytes
     overlaps = copies_overlap(engine, has_queue=not info.is_uma)
-    choosing = _choosing(model, machine, engine)
+    choosing = _choosing(machine)
 
     def decided(asked: EngineConfig, more: int = 0) -> tuple[Decision, tuple[Candidate, ...]]:
         device = _with_more(info, more)
@@ -166,25 +166,12 @@ def _with_more(info: DeviceInfo, n_bytes: int) -> DeviceInfo:
     return replace(info, heaps=tuple(heaps))
 
 
-def _choosing(model: ModelFile, machine: _Machine, engine: EngineConfig) -> Choosing:
-    """Compare plans at the speeds of a machine.
-
-    Hits go by the expert profile, if there is one that has counted uses.
-    """
-    from vkmoe.experts.records.profile import load_profile, profiled_model
+def _choosing(machine: _Machine) -> Choosing:
+    """Compare plans at the speeds of a machine."""
     from vkmoe.placement.decide import Choosing
-    from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 
-    spec, curve = model.spec, MEAN_CURVE
-    if engine.expert_profile is not None and spec.experts is not None:
-        tensors = [tensor for layer in model.expert_tensors for tensor in layer]
-        described = profiled_model(spec, len(model.expert_tensors), tensors)
-        history = load_profile(Path(engine.expert_profile), described, spec.n_vocab)
-        if history is not None and history.counts.any():
-            counts = history.counts.reshape(-1, spec.experts.n_experts)
-            curve = HitCurve.of_counts(counts, "--expert-profile, if the most used have the slots")
     speeds = machine.profile.speeds
-    return Choosing(lambda: speeds, curve, machine.corrections or {})
+    return Choosing(lambda: speeds, corrections=machine.corrections or {})
 
 
 # ----- in words -----

@@ -39,6 +39,7 @@ from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.experts import Way
 from vkmoe.placement.forecast.cost import TokenBytes, token_bytes
 from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.placement.forecast.slot_curves import known_curves
 from vkmoe.placement.forecast.speeds import Machine, Speeds, machine_of
 from vkmoe.placement.mapped import mapped_bytes, spans_in_file
 from vkmoe.placement.memory import (
@@ -97,7 +98,7 @@ class Choosing:
     """Holds what plans are compared by, and which may be compared."""
 
     speeds: Callable[[], Speeds] = Speeds  # called where there is something to choose
-    curve: HitCurve = MEAN_CURVE
+    curve: HitCurve = MEAN_CURVE  # of hits, unless --expert-profile tells more
     corrections: Mapping[ModeName, float] = field(default_factory=dict)
     beside_cpu: bool = False  # the CPU may compute experts unasked
 
@@ -115,11 +116,15 @@ def decide(
 
     `overlaps`: experts are copied while tokens are computed (`copies_overlap`). Where the default
     context does not fit and none was asked for, it is halved until it does; where the trunk does
-    not fit even so, layers of it go to host memory. Raises what `plan` and measuring speeds raise.
+    not fit even so, layers of it go to host memory. Raises what `plan`, `known_curves` and
+    measuring speeds raise.
     """
     free = available_bytes() if available_host_bytes is None else available_host_bytes
     tuning = tuning or choose_tuning(device)
-    given = _Given(model, device, tuning, choosing or Choosing(), overlaps, free)
+    choosing = choosing or Choosing()
+    if device.is_vulkan and (curves := known_curves(config, model)) is not None:
+        choosing = replace(choosing, curve=curves)
+    given = _Given(model, device, tuning, choosing, overlaps, free)
     asked = config
     try:
         return _decided(config, given)
@@ -278,7 +283,8 @@ def _planned(
             rooms[scratch.rows, room.tensors is not None] = room
             rooms.setdefault((scratch.rows, False), room)
             try:
-                found += plans(config, spec, device, room.weights, scratch, free)
+                curve = given.choosing.curve
+                found += plans(config, spec, device, room.weights, scratch, free, curve)
             except (OutOfMemoryError, UsageError) as refusal:
                 error = refusal if not shares or asked else error
         if any(made.mode.on_device for _, made in found):

@@ -32,6 +32,8 @@ from vkmoe.facts import (
 from vkmoe.gpu.arena import lay_out_alike, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.ops.experts import DESCRIPTOR_BYTES
+from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.placement.forecast.slot_curves import LayerCurves
 from vkmoe.placement.memory import GRANULARITY, allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.placement.span_reader import READING_BYTES
@@ -58,6 +60,7 @@ class ExpertRoom:
     pool: PoolRoom
     base: MemoryPlan
     brings: bool  # experts of prompts to the device
+    curve: HitCurve = MEAN_CURVE
 
     @property
     def flag(self) -> str:
@@ -96,9 +99,9 @@ class ExpertRoom:
         n_experts, n_used = self.experts.n_experts, self.experts.n_used
         brings = way.brings and self.brings
         gathers = way.miss == "gather"
-        return SlotLayout(
-            self.device, self.weights.spans, n_experts, n_used, way.n_landing, gathers, brings
-        )
+        spans, landing = self.weights.spans, way.n_landing
+        curves = self.curve if isinstance(self.curve, LayerCurves) else None
+        return SlotLayout(self.device, spans, n_experts, n_used, landing, gathers, brings, curves)
 
 
 class _Asked(NamedTuple):
@@ -333,16 +336,22 @@ class _Placing:
     def _largest(self, free: int) -> tuple[int, ...]:
         return self._layout.largest(free - self._layout.common_bytes)
 
+    @property
+    def _even(self) -> SlotLayout:
+        """Describe what slots take where all layers have as many."""
+        return replace(self._layout, curves=None)
+
     def _all_experts(self, intent: Intent, reason: str) -> Allocation:
         return allocation(self._device, "experts", intent, reason, "experts", [self._whole])
 
     def _slot_lines(self, slots: tuple[int, ...]) -> list[Allocation]:
         layout, device = self._layout, self._device
-        few, many = min(slots), max(slots)
-        count = f"{few}" if few == many else f"{few} or {many}"
+        arenas, own = layout.arenas(slots), layout.own_bytes(slots)
+        count = self._sizing(slots, own).slots_text
         item = f"expert slots, {count} of {layout.n_experts} in each layer"
         reason = f"as {self._flag}" if self._flag else "what the device has left"
-        arenas, own = layout.arenas(slots), layout.own_bytes(slots)
+        if layout.curves is not None and self._config.expert_slots is None:
+            reason += ", split by --expert-profile"
         lines = [allocation(device, item, "device", reason, "expert slots", arenas, own)]
         if n_landing := layout.n_landing:
             item = f"landing slots, {n_landing} in each layer"
@@ -371,6 +380,8 @@ class _Placing:
             whose = f"{pool.share} in the host pool" if pool.slots else "all of them"
             homes = f" beside {in_mib(pool.n_bytes)} for {whose}"
         hint = f"leave {self._flag} out"
+        if self._flag == "--expert-slots":
+            largest = self._even.largest(free - self._layout.common_bytes)
         if any(largest) if self._flag == "--expert-cache" else min(largest):
             size = size_option(self._layout.n_bytes(largest), at_most=True)
             most = min(largest) if self._flag == "--expert-slots" else size
@@ -419,12 +430,25 @@ class _Cache(_Placing):
         if not self._shared:
             slots = asked.slots if asked is not None else self._largest(self._free)
             self._check(asked, None, self._free)
-            pool = self._pools.decide(self._given.pool, slots)
+            slots, pool = self._holding_all(slots)
         else:
             pool = self._shared_pool()
             self._check(asked, pool, self._free - pool.taken_bytes)
             slots = asked.slots if asked is not None else ()
         return self._cached(slots, pool) if any(slots) else self._at_home(pool)
+
+    def _holding_all(self, slots: tuple[int, ...]) -> tuple[tuple[int, ...], PoolPlan]:
+        """Decide the host pool, beside the even split where that alone holds all with one."""
+        layout, room = self._layout, self._given.pool
+        pool = self._pools.decide(room, slots)
+        if layout.curves is None or not pool.slots or layout.holds_all(slots, pool.slots):
+            return slots, pool
+        asked = self._given.asked(self._even)
+        even = asked.slots if asked else self._even.largest(self._free - layout.common_bytes)
+        beside = self._pools.decide(room, even)
+        if not beside.slots or layout.holds_all(even, beside.slots):
+            return even, beside
+        return slots, pool
 
     def _check(self, asked: _Asked | None, pool: PoolPlan | None, free: int) -> None:
         if asked and (

@@ -142,16 +142,18 @@ def plans(
     weights: WeightBytes,
     scratch: Scratch,
     available_host_bytes: int,
+    curve: HitCurve = MEAN_CURVE,
 ) -> list[tuple[Way, MemoryPlan]]:
     """Make every plan that options leave: with experts of the CPU if `weights` count those. Pure.
 
-    [] where options rule the CPU out.
+    [] where options rule the CPU out. Slots are split by `curve`, if that is one of single layers.
     Lines are upper bounds of what will be allocated, rounding included. Raises UsageError for a
     context the model cannot have and options that exclude each other here, OutOfMemoryError when
     it cannot fit.
     """
     try:
         given = _expert_room(config, spec, device, weights, scratch, available_host_bytes)
+        given = replace(given, curve=curve)
         found, error = list[tuple[Way, MemoryPlan]](), None
         for way in ways(given):
             try:

@@ -1,9 +1,9 @@
 """Finds how many experts some bytes hold: in slots on a device, and in host slots of a pool.
 
-Pure; a part of `plan`. Slots are split evenly over layers. Slots of a host pool are shared by
-layers whose experts have the same size: each size gets its share of the bytes, but no less than a
-token uses in one layer, because those must be there at the same time. Where experts go is the
-subject of experts.py.
+Pure; a part of `plan`. Slots are split over layers by the hits they bring, evenly where nothing is
+known of that. Slots of a host pool are shared by layers whose experts have the same size: each size
+gets its share of the bytes, but no less than a token uses in one layer, because those must be there
+at the same time. Where experts go is the subject of experts.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from vkmoe.gpu.arena import (
     slot_chunks,
 )
 from vkmoe.ops.prompt_experts import HALF_BYTES, N_HALVES, places_of_round
+from vkmoe.placement.forecast.slot_curves import LayerCurves, split_by_gain
 from vkmoe.placement.memory import allocated, allocation, in_mib, layout_bytes, size_option
 from vkmoe.placement.span_reader import READING_BYTES
 
@@ -49,6 +50,7 @@ class SlotLayout:
     n_landing: int = 0  # slots of each layer that has some, besides these
     gathers: bool = False  # experts that miss, to slots that all layers share
     brings: bool = True  # experts of prompts, to places on the device
+    curves: LayerCurves | None = None  # of hits in each layer, if anything is known of them
 
     # ----- on the device -----
 
@@ -119,10 +121,10 @@ class SlotLayout:
         Landing slots and what allocations add are included.
         """
         usable = n_bytes - self.n_landing * sum(self.span_bytes)
-        slots = split_slots(usable, self.span_bytes, self.n_experts)
+        slots = self._split(usable)
         while any(slots) and (excess := self.n_bytes(slots) - n_bytes) > 0:
             usable -= excess
-            slots = split_slots(usable, self.span_bytes, self.n_experts)
+            slots = self._split(usable)
         if any(slots):
             return slots
         one = [0] * len(self.span_bytes)
@@ -131,6 +133,14 @@ class SlotLayout:
             if self.n_bytes(one) > n_bytes:
                 one[layer] = 0
         return tuple(one)
+
+    def _split(self, n_bytes: int) -> tuple[int, ...]:
+        """Split bytes over layers: each keeps what a token uses, or as many as all can have."""
+        even = split_slots(n_bytes, self.span_bytes, self.n_experts)
+        if self.curves is None or not any(even):
+            return even
+        least = [min(self.n_used, min(even))] * len(even)
+        return split_by_gain(n_bytes, self.span_bytes, self.curves, least)
 
     # ----- in a host pool -----
 
@@ -197,7 +207,7 @@ class SlotLayout:
 
 
 def split_slots(n_bytes: int, slot_bytes: Sequence[int], n_experts: int) -> tuple[int, ...]:
-    """Find the slots per layer that `n_bytes` hold, at most `n_experts`; all 0 if not one each."""
+    """Split `n_bytes` evenly: slots of each layer, at most `n_experts`; all 0 if not one each."""
     n_slots = min(n_experts, max(0, n_bytes) // sum(slot_bytes))
     rest = n_bytes - n_slots * sum(slot_bytes)
     slots = []

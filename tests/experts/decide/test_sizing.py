@@ -26,15 +26,17 @@ def test_twice_what_a_token_uses_is_recommended_if_there_are_so_many() -> None:
         ((40, 41), "ok", 2.5),
         ((128, 128), "ok", 8.0),
         ((16, 15), "below_recommended", 15 / 16),
+        ((12, 20), "ok", 1.0),
         ((1, 1), "below_recommended", 1 / 16),
         ((0, 0), "budget_exhausted", 0.0),
         ((), "empty", 0.0),
     ],
 )
-def test_the_smallest_layer_decides(slots: tuple[int, ...], status: str, ratio: float) -> None:
+def test_the_average_layer_decides(slots: tuple[int, ...], status: str, ratio: float) -> None:
     sizing = size_cache(slots, (SIZE,) * len(slots), 128, 8)
     assert (sizing.status, sizing.ratio) == (status, ratio)
     assert sizing.n_slots_smallest_layer == min(slots, default=0)
+    assert sizing.n_slots_largest_layer == max(slots, default=0)
     assert (sizing.n_slots, sizing.n_total) == (sum(slots), 128 * len(slots))
     assert sizing.n_bytes == sum(slots) * SIZE
 
@@ -75,5 +77,6 @@ def test_lines_for_people() -> None:
     assert line((9,), size=0).startswith("expert cache: how large an expert is, is not known")
 
 
-def test_uneven_slots_name_the_fewest_and_the_share_of_all() -> None:
-    assert "40 of 128 experts per layer (32 %)" in line((41,) * 40 + (40,) * 8)
+def test_uneven_slots_name_the_fewest_and_the_most_and_the_share_of_all() -> None:
+    assert "40 or 41 of 128 experts per layer (32 %)" in line((41,) * 40 + (40,) * 8)
+    assert "38 to 43 of 128 experts per layer (32 %)" in line((43,) * 24 + (38,) * 24)

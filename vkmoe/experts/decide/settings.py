@@ -95,24 +95,26 @@ def size_cache(
     flag by which the user chose the slots, empty if the plan did.
     """
     smallest, recommended = min(slots, default=0), recommended_slots(n_experts, n_used)
+    usual = sum(slots) // max(1, len(slots))
     status: SizingStatus = "ok"
     remedy = ""
     if not slots:
         status, remedy = "empty", f"leave out {asked}" if asked else ""
     elif not all(slot_bytes):
         status, remedy = "unknown_expert_size", "look at the model file with `vkmoe info`"
-    elif smallest < recommended:
-        status = "below_recommended" if smallest else "budget_exhausted"
+    elif usual < recommended:
+        status = "below_recommended" if usual else "budget_exhausted"
         remedy = f"raise {asked}" if asked else _MORE_ROOM
     return CacheSizing(
         status,
         n_slots_smallest_layer=smallest,
+        n_slots_largest_layer=max(slots, default=0),
         n_slots=sum(slots),
         n_total=n_experts * len(slots),
         n_experts=n_experts,
         n_bytes=sum(n * size for n, size in zip(slots, slot_bytes, strict=True)),
         recommended=recommended,
-        ratio=smallest / recommended if recommended else 0.0,
+        ratio=usual / recommended if recommended else 0.0,
         remedy=remedy,
     )
 
@@ -140,7 +142,7 @@ def _share(sizing: CacheSizing) -> str:
         return f"none of {n_experts} experts per layer on the device, all read from {source}"
     unit, size = ("GiB", _GIB) if n_bytes >= _GIB else ("MiB", _MIB)
     return (
-        f"{sizing.n_slots_smallest_layer} of {n_experts} experts per layer "
+        f"{sizing.slots_text} of {n_experts} experts per layer "
         f"({100 * sizing.n_slots / sizing.n_total:.0f} %) "
         f"{'on' if place == 'device' else 'in'} the {place}, {n_bytes / size:,.1f} {unit}"
     )

@@ -51,9 +51,8 @@ def _figures(plan: MemoryPlan) -> tuple[object, ...]:
 def describe(plan: MemoryPlan) -> str:
     """Say in a few words how much of a model is where."""
     parts = []
-    if plan.expert_slots:
-        few, many = min(plan.expert_slots), max(plan.expert_slots)
-        parts.append(f"{few} or {many} slots a layer" if few < many else f"{few} slots a layer")
+    if plan.expert_slots and plan.sizing is not None:
+        parts.append(f"{plan.sizing.slots_text} slots a layer")
     if plan.landing_slots:
         parts.append(f"{plan.landing_slots} to land in")
     if plan.mode.gathers:

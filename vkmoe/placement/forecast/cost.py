@@ -7,7 +7,6 @@ memory, waits between tokens, and the context. Pure.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from math import comb
 
@@ -105,8 +104,7 @@ def hit_rate_of(plan: MemoryPlan, spec: ModelSpec, curve: HitCurve) -> tuple[flo
         return 0.0, "no expert has a slot"
     if min(plan.expert_slots) >= n_experts:
         return 1.0, "every expert has a slot"
-    alike = Counter(plan.expert_slots).items()  # few numbers, in many layers
-    rate = sum(n * curve.rate(n_slots / n_experts) for n_slots, n in alike) / n_layers
+    rate = curve.of_slots(plan.expert_slots, n_experts)
     if plan.exchanges:  # an expert leaves only if it has a home, and only so many have one
         kept = sum(plan.expert_slots) / (n_layers * n_experts)
         rate = kept + (rate - kept) * float(

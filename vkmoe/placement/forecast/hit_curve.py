@@ -6,10 +6,11 @@ better is known than the mean curve of recorded traces.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 __all__ = ["MEAN_CURVE", "HitCurve"]
 
@@ -26,17 +27,10 @@ class HitCurve:
         """Return the hit rate where `share` of the experts are held; both from 0 to 1."""
         return float(np.interp(share, (0.0, *self.shares, 1.0), (0.0, *self.rates, 1.0)))
 
-    @classmethod
-    def of_counts(cls, counts: NDArray[np.float64], reason: str) -> HitCurve:
-        """Make the curve of experts that keep their places, the most used ones of each layer.
-
-        `counts` [n_layers, n_experts] are uses, at least one.
-        """
-        n_experts = counts.shape[1]
-        most_used = -np.sort(-counts, axis=1)
-        rates = most_used.sum(axis=0).cumsum() / counts.sum()
-        shares = np.arange(1, n_experts + 1) / n_experts
-        return cls(tuple(shares.tolist()), tuple(rates.tolist()), reason)
+    def of_slots(self, slots: Sequence[int], n_experts: int) -> float:
+        """Return the hits per use of all layers where each has its own number of slots."""
+        alike = Counter(slots).items()  # few numbers, in many layers
+        return sum(n * self.rate(n_slots / n_experts) for n_slots, n in alike) / len(slots)
 
 
 # The demo model (32 experts, 4 used, 6 layers) on three texts of bench/prompts: prompts of 500
