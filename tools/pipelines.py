@@ -20,7 +20,6 @@ from tools.synthetic.presets import PRESETS
 from tools.synthetic.tensors import tensor_list
 from vkmoe.batch import BatchKind
 from vkmoe.bench.shapes import SIZES
-from vkmoe.facts import ON_DEVICE, ExpertMode
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
@@ -38,6 +37,7 @@ from vkmoe.models.weights import (
     with_slots,
 )
 from vkmoe.models.workspace import KvAddresses, RowSizes, Workspace, attention_kernels
+from vkmoe.modes import Cache, ExpertMode, Hybrid, Resident
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import rms_norm
@@ -51,8 +51,8 @@ __all__ = ["MODELS", "Described", "Pipeline", "pipelines"]
 
 MODELS = tuple(SIZES)
 N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
-KEPT, GATHERED = ExpertMode("cache", promote=True), ExpertMode("cache", miss="gather")
-BESIDE_CPU, OF_ALL_TYPES = ExpertMode("cache", miss="cpu"), "qwen3-30b-a3b"  # with what, and whose
+KEPT, GATHERED = Cache(promotes=True), Cache("gather")
+BESIDE_CPU, OF_ALL_TYPES = Hybrid(), "qwen3-30b-a3b"  # with what, and whose
 # Two of several columns, as more have no other kernels; a prompt whose experts have several tiles.
 SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (64,))
 F16 = both("f16")
@@ -107,14 +107,14 @@ def _programs(model: str, tuning: Tuning) -> Iterator[Program]:
     kinds = sorted(HAS_KERNEL)
     for kind, other in pairwise([*kinds, kinds[0]]):
         for file in (described.file(kind), described.file(kind, up=other)):
-            yield from (build(file, mode) for mode in (ON_DEVICE, KEPT))
+            yield from (build(file, mode) for mode in (Resident(), KEPT))
         if model == OF_ALL_TYPES:
             yield build(described.file(kind), BESIDE_CPU)
     usual = described.file(FALLBACK)
     yield build(usual, BESIDE_CPU)
     yield build(usual, GATHERED)
     for kv_types in OTHER_CACHES:
-        yield build(usual, ON_DEVICE, kv_types=kv_types)
+        yield build(usual, Resident(), kv_types=kv_types)
 
 
 def _program(
@@ -128,15 +128,15 @@ def _program(
         KvAddresses(*map(memory.take, kernels[layer.mixer].state_bytes)) for layer in spec.layers
     )
     weights = memory.model(model)
-    if mode.in_cache and spec.experts is not None:
+    if mode.has_slots and spec.experts is not None:
         slots = [(memory.range(n_bytes * 16),) for n_bytes in weights.span_bytes]
         n_bytes, n_experts = max(weights.span_bytes), spec.experts.n_experts
         places = BroughtPlaces(memory.take(n_bytes * n_experts), n_bytes, n_experts // 2, n_experts)
         slot_of, n_used = slots.__getitem__, spec.experts.n_used
         weights = with_slots(weights, slot_of, slot_of, n_used, places)
-    if mode.is_hybrid:
+    if isinstance(mode, Hybrid):
         weights = _beside_cpu(weights)
-    workspace = Workspace(spec, tuning, kernels, SIZES_OF_PROGRAMS, shares=mode.is_hybrid)
+    workspace = Workspace(spec, tuning, kernels, SIZES_OF_PROGRAMS, shares=isinstance(mode, Hybrid))
     decoder, program = Decoder(spec, tuning, weights, workspace, caches, mode), Program("batches")
     for phase, sizes in workspace.row_sizes.items():
         for n_rows in sizes:

@@ -249,7 +249,7 @@ class Engine(Closing):
         if self._experts.overlap is not None:
             self._experts.timed(computing.intervals, host)
         decodes = batch.phase == "decode"
-        landed = result.landed if self.plan.mode.promote and decodes else None
+        landed = result.landed if self.plan.mode.promotes and decodes else None
         n_decoded = len(set(batch.sequences)) if decodes else 0
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from vkmoe.choices import BufferName, Executor, ExpertsIn, Layout, MissWay, ModeName
+from vkmoe.choices import BufferName, Executor, Layout
 from vkmoe.kv_types import KvTypes, region_bytes
+from vkmoe.modes import ExpertMode
 
 __all__ = [
-    "ON_DEVICE",
-    "READ_IN_PLACE",
     "Activation",
     "Allocation",
     "ArenaLayout",
@@ -25,7 +24,6 @@ __all__ = [
     "DenseSpec",
     "DeviceInfo",
     "DeviceLimits",
-    "ExpertMode",
     "ExpertSpec",
     "FeedForward",
     "Heap",
@@ -429,69 +427,6 @@ class CacheSizing:
         if few == many:
             return f"{few}"
         return f"{few} {'or' if many == few + 1 else 'to'} {many}"
-
-
-@dataclass(frozen=True)
-class ExpertMode:
-    """Says where a model's experts live, how one that misses is served, and why it is served so.
-
-    "device": all experts are resident, so that none misses. "cache": each has its home in host
-    memory, and some have a slot on the device. "host": homes alone, which kernels read in place.
-    "cpu": the CPU computes those of some layers, where the file is mapped; others are resident.
-    Must hold: only the experts of a cache are gathered or promoted.
-    """
-
-    experts_in: ExpertsIn
-    # Kernels read a home in place, or a kernel gathers it ahead of them, or the CPU computes it.
-    miss: MissWay | Literal["cpu"] = "read"
-    promote: bool = False  # a missed expert may stay on the device where it has landed
-    reason: str = ""  # for the way misses are served, in a few words
-
-    def __post_init__(self) -> None:
-        assert self.in_cache or (self.miss == "read" and not self.promote), self
-        assert not (self.is_hybrid and self.promote), self
-
-    @property
-    def name(self) -> ModeName:
-        """Name the mode as --expert-mode does."""
-        if self.on_cpu:
-            return "cpu"
-        return "resident" if self.on_device else "hybrid" if self.is_hybrid else "cache"
-
-    @property
-    def on_device(self) -> bool:
-        return self.experts_in == "device"
-
-    @property
-    def in_cache(self) -> bool:
-        return self.experts_in == "cache"
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.experts_in == "cpu"
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Say whether the CPU computes what misses, from the file: there are no homes."""
-        return self.miss == "cpu"
-
-    @property
-    def gathers(self) -> bool:
-        return self.miss == "gather"
-
-    @property
-    def keeps(self) -> bool:
-        """Say whether the kernels that read a missed expert at home store it on the device too."""
-        return self.promote and not self.gathers
-
-    @property
-    def lands(self) -> bool:
-        """Say whether missed experts come to lie on the device in the submit that uses them."""
-        return self.gathers or self.keeps
-
-
-ON_DEVICE = ExpertMode("device")
-READ_IN_PLACE = ExpertMode("cache")
 
 
 class SpanRun(NamedTuple):

@@ -17,10 +17,11 @@ from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UnsupportedModelError
 from vkmoe.experts.records.profiler import Served, Tally
 from vkmoe.experts.records.report import ExpertReport, Setup
-from vkmoe.facts import ON_DEVICE, Allocation, DeviceInfo, DeviceLimits, Heap, MemoryPlan
+from vkmoe.facts import Allocation, DeviceInfo, DeviceLimits, Heap, MemoryPlan
 from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.kv_types import both
 from vkmoe.llm import GenerationStatistics, Piece
+from vkmoe.modes import Resident
 
 DEVICE = DeviceInfo(
     0, "Invented GPU", "cpu", 0, "driver", "1.0", (1, 3, 0), 8, True, frozenset(),
@@ -58,7 +59,7 @@ class FakeLLM:
         self.tokenizer = tokenizer_of(self.vocabulary)
         self.spec, self.device_info = FakeSpec(), DEVICE
         lines = (Allocation("things", "device", 5, "why"),)
-        self.plan = MemoryPlan(1024, both("f16"), ON_DEVICE, lines)
+        self.plan = MemoryPlan(1024, both("f16"), Resident(), lines)
         self.memory = {"device": 5 << 20, "host": 0}
         self.load_seconds = 0.5
         reported = list(self.validation_messages)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from vkmoe.experts.decide.settings import size_cache
-from vkmoe.facts import ExpertMode, MemoryPlan
+from vkmoe.facts import MemoryPlan
 from vkmoe.kv_types import both
+from vkmoe.modes import AtHome, Cache, Resident
 
 from .conftest import FakeLLM, Run
 
@@ -32,7 +33,7 @@ def line_of(run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, plan
 
 
 SIZING = size_cache((40, 40), (MIB, MIB), 128, 8)
-CACHED = MemoryPlan(64, both("f16"), ExpertMode("cache"), (), (40, 40), SIZING)
+CACHED = MemoryPlan(64, both("f16"), Cache(), (), (40, 40), SIZING)
 
 
 def test_a_start_says_how_much_is_cached(
@@ -49,7 +50,7 @@ def test_a_start_says_how_much_is_cached(
 def test_a_start_says_that_nothing_could_be_cached(
     run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = replace(CACHED, mode=ExpertMode("host"), sizing=size_cache((0,), (MIB,), 128, 8))
+    plan = replace(CACHED, mode=AtHome(), sizing=size_cache((0,), (MIB,), 128, 8))
     (line,) = line_of(run, fake, monkeypatch, plan)
     assert "budget exhausted" in line
 
@@ -57,7 +58,7 @@ def test_a_start_says_that_nothing_could_be_cached(
 def test_a_start_with_all_experts_on_the_device_says_nothing(
     run: Run, fake: type[FakeLLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = replace(CACHED, mode=ExpertMode("device"), sizing=size_cache((128,), (MIB,), 128, 8))
+    plan = replace(CACHED, mode=Resident(), sizing=size_cache((128,), (MIB,), 128, 8))
     assert line_of(run, fake, monkeypatch, plan) == []
 
 

@@ -13,8 +13,9 @@ from vkmoe.cli.notes import cache_notes, prompt_progress
 from vkmoe.config import EngineConfig
 from vkmoe.errors import PromptError
 from vkmoe.experts.decide.settings import size_cache
-from vkmoe.facts import Allocation, DeviceInfo, ExpertMode, MemoryPlan
+from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan
 from vkmoe.kv_types import both
+from vkmoe.modes import AtHome, Cache, Resident
 
 from .conftest import DEVICE, FakeLLM, Run
 
@@ -121,11 +122,9 @@ def test_validation_messages_are_shown_before_an_error(run: Run, fake: type[Fake
 
 # ----- the expert cache -----
 
-CACHED = MemoryPlan(
-    64, both("f16"), ExpertMode("cache"), (), (9, 8), size_cache((9, 8), (1, 1), 32, 4)
-)
-RESIDENT = replace(CACHED, mode=ExpertMode("device"), expert_slots=())
-AT_HOME = replace(CACHED, mode=ExpertMode("host"), expert_slots=())
+CACHED = MemoryPlan(64, both("f16"), Cache(), (), (9, 8), size_cache((9, 8), (1, 1), 32, 4))
+RESIDENT = replace(CACHED, mode=Resident(), expert_slots=())
+AT_HOME = replace(CACHED, mode=AtHome(), expert_slots=())
 DENSE = replace(RESIDENT, sizing=None)
 
 

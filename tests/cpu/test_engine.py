@@ -186,7 +186,7 @@ def test_options_of_the_cache_are_said_to_have_no_effect() -> None:
             f"--{name} has no effect: the CPU reads experts from the file"
             for name in ("expert-slots", "host-pool")
         )
-        assert llm.engine.cache is None and llm.plan.mode.on_device
+        assert llm.engine.cache is None and not llm.plan.mode.can_miss
         few = llm.generate([1, 2, 3], max_tokens=8, temp=0, ignore_eos=True).token_ids
     with LLM(model_path("moe_plain"), device="cpu", ctx_size=32, executor="stepped") as llm:
         assert llm.generate([1, 2, 3], max_tokens=8, temp=0, ignore_eos=True).token_ids == few

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "vkmoe"
 # Each layer may import from the layers above it and from its own folder, never from its neighbours.
 LAYERS = (
     ("batch", "choices", "closing", "errors"),
-    ("kv_types", "option_fields"),
+    ("kv_types", "modes", "option_fields"),
     ("config", "facts"),
     ("quants",),
     ("gguf_file", "gpu"),

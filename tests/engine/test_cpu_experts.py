@@ -207,4 +207,4 @@ def test_more_layers_than_there_are_count_as_all(n: int) -> None:
     with LLM(model_path("moe_plain"), ctx_size=32, n_cpu_moe=n) as llm:
         n_layers = len(llm.spec.moe_layers)
         assert llm.plan.cpu_layers == min(n, n_layers)
-        assert llm.plan.mode.on_device == (n == 0)
+        assert llm.plan.mode.name == ("cpu" if n else "resident")

@@ -13,10 +13,11 @@ from vkmoe.cli import main
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.execute.segments import TARGET_S, part_bytes
-from vkmoe.facts import ExpertMode, Heap
+from vkmoe.facts import Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.modes import Cache
 from vkmoe.placement.link import SHARED_BYTES_PER_SECOND, link_of_misses, submit_speed
 
 
@@ -84,7 +85,7 @@ def test_submits_are_bounded_by_the_speed_at_which_misses_are_served(
 ) -> None:
     with Device() as device:
         info = replace(device.info, type=kind)
-    assert submit_speed(info, link, ExpertMode("cache", way)) == speed
+    assert submit_speed(info, link, Cache(way)) == speed
 
 
 @pytest.mark.parametrize("miss", ["read", "gather"])

@@ -9,10 +9,8 @@ from typing import NamedTuple
 from tests.models.changed_specs import of_layers
 from vkmoe.batch import BatchKind
 from vkmoe.facts import (
-    ON_DEVICE,
     AttentionSpec,
     DenseSpec,
-    ExpertMode,
     ExpertSpec,
     FeedForward,
     LatentSpec,
@@ -33,6 +31,7 @@ from vkmoe.models.weights import (
     with_slots,
 )
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
+from vkmoe.modes import RESIDENT, ExpertMode
 from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.ops.launches import KernelClass, Launch
 from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
@@ -227,7 +226,7 @@ def token_program(
     layers: list[tuple[Types, bool]],
     tuning: Tuning = TUNINGS[0],
     with_logits: bool = True,
-    mode: ExpertMode = ON_DEVICE,
+    mode: ExpertMode = RESIDENT,
     spec: ModelSpec = SPEC,
     dense: DenseSpec | None = None,
 ) -> Program:
@@ -263,7 +262,7 @@ def token_program(
         ),
         expert_table=memory_range(memory.take(table_bytes), table_bytes),
     )
-    if not mode.on_device:
+    if mode.can_miss:
         scratch = memory_range(memory.take(1 << 20), 1 << 20)
         arenas = [memory_range(memory.take(1 << 20), 1 << 20) for _ in range(n_moe_layers)]
         places = [(arena, scratch) for arena in arenas].__getitem__

@@ -12,10 +12,11 @@ from tests.gpu.checker import unguarded
 from tests.models.changed_specs import with_experts, with_mixer
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
 from vkmoe.execute.segments import cut_at_routers, layer_ends
-from vkmoe.facts import ON_DEVICE, READ_IN_PLACE, DenseSpec, ExpertMode, RopeSpec
+from vkmoe.facts import DenseSpec, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
+from vkmoe.modes import Cache, ExpertMode, Resident
 from vkmoe.ops.tuning import Tuning
 
 GROUPED = ["qkv", "attention", "attention combine", "output"]
@@ -30,7 +31,7 @@ LAYERS = {
     "deepseek2 lite": [*LATENT, *SHARED],
     "deepseek2": [*COMPRESSED, *SHARED],
 }
-MODES = [ON_DEVICE, READ_IN_PLACE, ExpertMode("cache", promote=True), ExpertMode("cache", "gather")]
+MODES = [Resident(), Cache(), Cache(promotes=True), Cache("gather")]
 
 
 def labels(program: Program, index: int) -> list[str]:

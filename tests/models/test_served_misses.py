@@ -10,21 +10,21 @@ import pytest
 from tests.gpu.checker import unguarded
 from tests.models.invented import DENSE, EXPERTS, MOE, TUNINGS, Types, token_program
 from vkmoe.execute.segments import cut_at_routers, layer_ends
-from vkmoe.facts import READ_IN_PLACE, ExpertMode
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Range
+from vkmoe.modes import Cache, ExpertMode
 from vkmoe.ops.tuning import Tuning
 
-KEEP, GATHER = ExpertMode("cache", promote=True), ExpertMode("cache", "gather", promote=True)
+KEEP, GATHER = Cache(promotes=True), Cache("gather", promotes=True)
 MIXED = [MOE, (Types(v="Q6_K", up="Q8_0"), True), DENSE, MOE]
 
 
 def test_without_keeping_misses_take_the_program_of_a_model_without_cache() -> None:
     """But for the look-up's words: nothing is stored, nothing more is read or launched."""
     plain = token_program(MIXED)
-    served = token_program(MIXED, mode=READ_IN_PLACE)
+    served = token_program(MIXED, mode=Cache())
     assert str(served) == str(plain)
     assert [c.writes for c in served.commands] == [c.writes for c in plain.commands]
 

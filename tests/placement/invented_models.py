@@ -7,11 +7,9 @@ from typing import Any
 from tests.models.changed_specs import of_layers
 from vkmoe.config import EngineConfig
 from vkmoe.facts import (
-    READ_IN_PLACE,
     AttentionSpec,
     DenseSpec,
     DeviceInfo,
-    ExpertMode,
     ExpertSpec,
     LayerSpec,
     MemoryPlan,
@@ -19,6 +17,7 @@ from vkmoe.facts import (
     RopeSpec,
     WeightBytes,
 )
+from vkmoe.modes import READ_IN_PLACE, ExpertMode
 from vkmoe.placement.plan import Scratch, plan
 
 __all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes",
@@ -52,5 +51,5 @@ def planned(
 ) -> MemoryPlan:  # fmt: skip
     """The plan for what was asked; `mode` is that of a cache, if there is one."""
     if asked.get("expert_mode", "auto") in ("auto", "cache") and spec.experts is not None:
-        asked = {"miss": mode.miss, "promote_on_read": mode.promote} | asked
+        asked = {"miss": mode.miss, "promote_on_read": mode.promotes} | asked
     return plan(EngineConfig(**asked), spec, info, weights, SCRATCH, ram)

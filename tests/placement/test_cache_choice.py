@@ -11,8 +11,9 @@ from tests.experts.pins import first_n, most_used, named, warm
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import CacheSettings
-from vkmoe.facts import ExpertMode, MemoryPlan
+from vkmoe.facts import MemoryPlan
 from vkmoe.kv_types import both
+from vkmoe.modes import AtHome, Cache, Resident
 from vkmoe.placement.cache_choice import cache_pools, cache_settings, copies_overlap
 
 from .invented_models import DENSE, N_USED, SPEC
@@ -21,12 +22,12 @@ SPAN = 4096
 
 
 def cached(*slots: int) -> MemoryPlan:
-    return MemoryPlan(1024, both("f16"), ExpertMode("cache"), (), expert_slots=slots)
+    return MemoryPlan(1024, both("f16"), Cache(), (), expert_slots=slots)
 
 
 UNEVEN = cached(20, 20, 19)
-RESIDENT = MemoryPlan(1024, both("f16"), ExpertMode("device"), ())
-AT_HOME = MemoryPlan(1024, both("f16"), ExpertMode("host"), ())
+RESIDENT = MemoryPlan(1024, both("f16"), Resident(), ())
+AT_HOME = MemoryPlan(1024, both("f16"), AtHome(), ())
 
 
 def settings_of(config: EngineConfig, plan: MemoryPlan, overlaps: bool = False) -> CacheSettings:

@@ -79,8 +79,8 @@ def test_reasons_say_what_decided() -> None:
 @pytest.mark.parametrize("miss", ["read", "gather"])
 def test_missed_experts_land_where_there_is_a_link(device: DeviceInfo, miss: Any) -> None:
     mode = planned(device, expert_slots=8, miss=miss, promote_on_read=None).mode
-    assert mode.promote == (not device.is_uma) and mode.gathers == (miss == "gather")
-    assert mode.keeps == (mode.promote and miss == "read")
+    assert mode.promotes == (not device.is_uma) and mode.gathers == (miss == "gather")
+    assert mode.keeps == (mode.promotes and miss == "read")
 
 
 # ----- the time of a token -----
@@ -285,7 +285,7 @@ def test_the_candidates_are_in_order_and_the_first_is_the_plan() -> None:
 
 def test_the_first_layers_of_the_cpu_are_as_few_as_the_device_needs() -> None:
     found = best_of(DISCRETE_12)
-    least = min(x.plan.cpu_layers for x in found.candidates if x.plan.mode.on_cpu)
+    least = min(x.plan.cpu_layers for x in found.candidates if x.plan.mode.name == "cpu")
     assert 0 < least < 48
     assert best_of(DISCRETE_12, n_cpu_moe=least).plan.cpu_layers == least
     from vkmoe.errors import OutOfMemoryError

@@ -10,15 +10,8 @@ import pytest
 from tests.gpu.invented import AMD, APU, DISCRETE_12, GIB, LAVAPIPE, MIB, SMALL_WINDOW
 from tests.models.changed_specs import with_experts
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.facts import (
-    READ_IN_PLACE,
-    CacheSizing,
-    DeviceInfo,
-    ExpertMode,
-    Heap,
-    MemoryPlan,
-    WeightBytes,
-)
+from vkmoe.facts import CacheSizing, DeviceInfo, Heap, MemoryPlan, WeightBytes
+from vkmoe.modes import Cache, ExpertMode
 from vkmoe.placement.memory import device_budget
 
 from .invented_models import (
@@ -244,7 +237,7 @@ def test_small_experts_all_fit() -> None:
 
 # ----- where missed experts land or are gathered -----
 
-PROMOTE, GATHER = ExpertMode("cache", promote=True), ExpertMode("cache", "gather", promote=True)
+PROMOTE, GATHER = Cache(promotes=True), Cache("gather", promotes=True)
 
 
 def bytes_of(made: MemoryPlan, item: str) -> int:
@@ -257,9 +250,7 @@ def bytes_of(made: MemoryPlan, item: str) -> int:
 def test_landing_slots_come_on_top_of_slots_asked_for(
     weights: WeightBytes, mode: ExpertMode
 ) -> None:
-    plain, made = (
-        planned(DISCRETE_12, weights, mode=w, expert_slots=9) for w in (READ_IN_PLACE, mode)
-    )
+    plain, made = (planned(DISCRETE_12, weights, mode=w, expert_slots=9) for w in (Cache(), mode))
     assert plain.expert_slots == made.expert_slots == (9,) * 48
     assert (plain.landing_slots, made.landing_slots) == (0, 2)
     assert bytes_of(made, "expert slots") == bytes_of(plain, "expert slots")
@@ -278,7 +269,7 @@ def test_landing_slots_are_a_part_of_a_size(
     weights: WeightBytes, asked: dict[str, Any], mode: ExpertMode
 ) -> None:
     """So many slots fewer in each layer, where nothing is gathered."""
-    plain, made = (planned(DISCRETE_12, weights, mode=w, **asked) for w in (READ_IN_PLACE, mode))
+    plain, made = (planned(DISCRETE_12, weights, mode=w, **asked) for w in (Cache(), mode))
     assert made.total("device") <= device_budget(DISCRETE_12, 40 * GIB)
     both = bytes_of(made, "expert slots") + bytes_of(made, "landing slots")
     if asked:

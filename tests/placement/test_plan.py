@@ -320,8 +320,8 @@ def test_the_link_is_measured_once_where_experts_miss(
     caplog.set_level("INFO", "vkmoe")
     decided = decided_for(measure, miss="gather", **asked)
     assert (len(links), decided.link) == (n_measured, links[0] if links else None)
-    assert decided.plan.mode.gathers == decided.plan.mode.in_cache == ("expert_slots" in asked)
-    assert ("are gathered: as --miss" in caplog.text) == decided.plan.mode.in_cache
+    assert decided.plan.mode.gathers == decided.plan.mode.has_slots == ("expert_slots" in asked)
+    assert ("gathered on the device first: as --miss" in caplog.text) == decided.plan.mode.has_slots
 
 
 def test_the_predictor_has_the_bytes_that_its_line_says() -> None:

@@ -19,15 +19,9 @@ from tests.gpu.invented import (
     SMALL_WINDOW,
 )
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
-from vkmoe.facts import (
-    READ_IN_PLACE,
-    DeviceInfo,
-    ExpertMode,
-    Heap,
-    MemoryPlan,
-    WeightBytes,
-)
+from vkmoe.facts import DeviceInfo, Heap, MemoryPlan, WeightBytes
 from vkmoe.gpu.arena import lay_out_spans
+from vkmoe.modes import Cache
 from vkmoe.placement.memory import available_bytes, device_budget, layout_bytes
 from vkmoe.placement.pools import SlotLayout, host_pools, split_slots
 from vkmoe.placement.sizes import N_THREADS
@@ -40,7 +34,7 @@ LARGE = expert_bytes(6_826_240)  # 39 GiB of experts
 HUGE = expert_bytes(10_486_016)  # 60 GiB
 ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False)))
 APU_96 = replace(APU, heaps=(Heap(64 * GIB, True), Heap(32 * GIB, False)))
-GATHER = ExpertMode("cache", "gather", promote=True)
+GATHER = Cache("gather", promotes=True)
 one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
 
 
@@ -317,7 +311,7 @@ def test_every_choice_is_planned_within_bounds_or_refused(info: DeviceInfo) -> N
     n_planned = 0
     for ram, weights, pool, slots, cache, mode in product(
         (2 * GIB, 9 * GIB, 24 * GIB), (MIXED,), (None, "50MiB", "6GiB"), (None, 20),
-        (None, "1GiB"), (READ_IN_PLACE, GATHER),
+        (None, "1GiB"), (Cache(), GATHER),
     ):  # fmt: skip
         if slots and cache:
             continue

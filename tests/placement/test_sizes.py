@@ -15,7 +15,7 @@ from tests.engine.tiny import ONE_OF_EACH, Tensor, model_path, rewrite
 from tests.gpu.invented import DISCRETE_12, GIB, LAVAPIPE, MIB
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.facts import Conversion, DeviceInfo, ExpertMode, MemoryPlan, WeightBytes
+from vkmoe.facts import Conversion, DeviceInfo, MemoryPlan, WeightBytes
 from vkmoe.gguf_file import TensorInfo, open_gguf
 from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement
 from vkmoe.gpu.device import Device
@@ -23,6 +23,7 @@ from vkmoe.kv_types import both
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model, read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
+from vkmoe.modes import Resident
 from vkmoe.placement import sizes as subject
 from vkmoe.placement.decide import decide
 from vkmoe.placement.loader import load_weights
@@ -199,7 +200,7 @@ def test_tied_embeddings_are_counted_once(tmp_path: Path) -> None:
 def test_one_line_says_what_how_much_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds are those of a trial on this machine: here one that converts 40 million a second."""
     monkeypatch.setattr(subject, "_weights_per_second", lambda *_: 40e6)
-    whole = MemoryPlan(64, both("f16"), ExpertMode("device"), ())
+    whole = MemoryPlan(64, both("f16"), Resident(), ())
     assert conversion_line([TRUNK], whole) == (
         "converting 1 tensor of Q5_1 to Q8_0: 143 MiB -> 203 MiB, about 5 s"
     )

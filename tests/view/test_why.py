@@ -13,14 +13,14 @@ from tests.view.ways import WAYS, opened, random_tokens
 from vkmoe.config import EngineConfig
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.records.timing import Step
-from vkmoe.facts import ON_DEVICE, ExpertMode
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.modes import Cache, CpuLayers, Hybrid, Resident
 from vkmoe.option_fields import flags_of
 from vkmoe.view.experts import ExpertView
 from vkmoe.view.why import PARTS, Served, explain
 
 MS = 1_000_000
-CACHE = ExpertMode("cache")
+CACHE = Cache()
 
 
 def step(total: int = 41, **parts: Any) -> Step:
@@ -43,7 +43,7 @@ def served(**changes: Any) -> Served:
 
 
 LINK = step(41, device_ns=33, submitted_ns=34, missed_bytes=23_400_000)
-ON_CPU, HYBRID = ExpertMode("cpu"), ExpertMode("cache", "cpu")
+ON_CPU, HYBRID = CpuLayers(), Hybrid()
 MORE_SLOTS = "more slots would help (--expert-slots, --expert-cache)"
 SENTENCES: dict[str, tuple[Step, Served, str]] = {
     "link": (
@@ -54,13 +54,13 @@ SENTENCES: dict[str, tuple[Step, Served, str]] = {
     ),
     "compute": (
         step(20, device_ns=15),
-        served(mode=ON_DEVICE),
+        served(mode=Resident()),
         "Most of a token's 20 ms is computing on the device (15 ms, 75 %): tuned kernels may help "
         "(`vkmoe tune`, --tuning), or a model of fewer bits per weight.",
     ),
     "compute, CPU": (
         step(20, device_ns=None, submitted_ns=15),
-        served(mode=ON_DEVICE, is_cpu=True),
+        served(mode=Resident(), is_cpu=True),
         "Most of a token's 20 ms is computing on the device (15 ms, 75 %): more threads, or a "
         "model of fewer bits per weight, would help (--threads).",
     ),

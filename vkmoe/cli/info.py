@@ -146,11 +146,8 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     if model.spec.experts is not None:
         lines.append(f"mode          {mode_line(decided)}")
         lines.append(f"executor      {decided.executor} ({decided.executor_reason})")
-    if mode.in_cache:
-        how = "gathered on the device first" if mode.gathers else "read in host memory"
-        how = "computed by the CPU" if mode.is_hybrid else how
-        kept = ", and kept where they land" if mode.promote else ""
-        lines.append(f"misses        {how}{kept} ({mode.reason})")
+    if mode.has_slots:
+        lines.append(f"misses        {mode.misses} ({mode.reason})")
     lines.append(f"prompts       {tuning.tiles_text}")
     lines += _tuning_lines(recalled)
     if decided.sizing is not None:

@@ -192,7 +192,7 @@ def notes_at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
     sizing = llm.plan.sizing
     if llm.plan.cpu_layers or llm.plan.mode_reason:
         yield f"experts: {mode_line(llm.plan)}"
-    elif sizing is not None and not llm.plan.mode.on_device:
+    elif sizing is not None and llm.plan.mode.can_miss:
         yield sizing_line(sizing)
     yield from cache_notes(config, llm.plan, not llm.engine.device.native.has_upload_queue)
     if llm.engine.link is not None and (slow := llm.engine.link.note()):
@@ -204,19 +204,16 @@ def mode_line(plan: MemoryPlan) -> str:
     mode, sizing = plan.mode, plan.sizing
     reasons = "; ".join(filter(None, (plan.mode_reason, mode.reason)))
     why = f" ({reasons})" if reasons else ""
-    if mode.on_cpu:
-        return f"cpu, the CPU computes those of {plan.cpu_layers} layers{why}"
-    if sizing is None or sizing.status == "empty":
+    if not plan.cpu_layers and (sizing is None or sizing.status == "empty"):
         return "the model has none"
-    if mode.on_device:
-        return f"resident, all on the device{why}"
-    share = f"{sizing.slots_text} of {sizing.n_experts}"
-    others = "the others in host memory" + " and the file" * bool(
-        plan.host_slots and not plan.exchanges
-    )
-    if mode.is_hybrid:
-        others = "the CPU computes the others"
-    return f"{mode.name}, {share} of each layer on the device, {others}{why}"
+    parts = [mode.name, mode.words(plan.cpu_layers)]
+    if mode.has_slots and sizing is not None:
+        share = f"{sizing.slots_text} of {sizing.n_experts}"
+        parts.insert(1, f"{share} of each layer on the device")
+    if mode.can_miss and not mode.by_cpu:
+        in_file = plan.host_slots and not plan.exchanges
+        parts.append("the others in host memory" + " and the file" * bool(in_file))
+    return ", ".join(filter(None, parts)) + why
 
 
 def cpu_notes(chosen: DeviceInfo, wanted: str | None) -> Iterator[str]:
@@ -278,7 +275,7 @@ def cache_notes(config: EngineConfig, plan: MemoryPlan, one_queue: bool = False)
             f"{pool.item}, {pool.n_bytes / 2**20:,.1f} MiB ({pool.reason}); "
             f"the executor is {plan.executor}: {plan.executor_reason}",
         )
-    if one_queue and config.expert_copies == "overlap" and plan.mode.in_cache:
+    if one_queue and config.expert_copies == "overlap" and plan.mode.has_slots:
         lines.append("--expert-copies overlap: on one queue, copies and tokens still take turns")
     return lines
 
@@ -291,13 +288,13 @@ def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
 def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     sizing = plan.sizing
     idle = _OF_SLOTS - {_HALF_LIFE} if config.expert_profile is not None else _OF_SLOTS
-    if plan.mode.on_cpu:
+    if plan.mode.by_cpu and not plan.mode.has_slots:
         reason = "the CPU computes experts"
     elif sizing is None or sizing.status == "empty":
         reason, idle = "the model has no experts", {*_OF_SLOTS, *_OF_EXPERTS}
-    elif plan.mode.on_device:
+    elif not plan.mode.can_miss:
         reason = f"all {sizing.n_experts} experts of each layer are on the device"
-    elif plan.mode.experts_in == "host":
+    elif not plan.mode.has_slots:
         reason, idle = "no expert has a slot", idle - (_OF_THE_POOL if plan.host_slots else set())
     else:
         yield from dependent_notes(config)
@@ -329,7 +326,7 @@ def _without_effect(reason: str, config: EngineConfig, names: Collection[str]) -
 def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     """Say that residents take all slots, so that nothing else can be cached."""
     residents = config.residents
-    if not plan.mode.in_cache or residents is None:
+    if not plan.mode.has_slots or residents is None:
         return
     smallest = min(plan.expert_slots)
     shared = config.expert_allocation == "global"

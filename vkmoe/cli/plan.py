@@ -232,7 +232,7 @@ def _totals(profile: DeviceProfile, decided: Decision) -> list[str]:
     needed += made.total("device") * info.is_uma
     lines.append(f"host memory   {_of(needed, free)} that are free")
     in_slots = sum(made.expert_slots) / max(1, made.sizing.n_total) if made.sizing else 0.0
-    if in_file := round(made.total("file") * (1.0 - in_slots * made.mode.is_hybrid)):
+    if in_file := round(made.total("file") * (1.0 - in_slots * made.mode.by_cpu)):
         left = max(0, free - needed)
         slow = "; what does not fit there is read from the disk again and again"
         lines.append(

@@ -44,6 +44,7 @@ from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import FEW_ROWS
+from vkmoe.modes import Hybrid
 from vkmoe.ops.candidates import PROOF_WORDS, CandidatesReader
 from vkmoe.ops.router import LogViews
 
@@ -205,7 +206,7 @@ class TokenPrograms(Closing):
             target_s = _CPU_TARGET_S
         self._chunks = ChunkSizes(sizes, target_s)
         # Where a prompt is cut by time, what follows it may not depend on where.
-        self._fits_chunks = not decoder.mode.is_hybrid
+        self._fits_chunks = not isinstance(decoder.mode, Hybrid)
         if not self._fits_chunks:
             self.prompt_rows = sizes[-1]
         for tensor in space.tensors:

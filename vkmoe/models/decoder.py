@@ -13,12 +13,13 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from vkmoe.batch import BatchKind
-from vkmoe.facts import ON_DEVICE, ExpertMode, ModelSpec
+from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
 from vkmoe.models.attention import MIXERS, AttentionBlock
 from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
+from vkmoe.modes import RESIDENT, ExpertMode
 from vkmoe.ops.candidates import candidates, finish, pick_rows
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import embed, matvec
@@ -51,7 +52,7 @@ class Decoder:
     weights: ModelWeights
     workspace: Workspace
     caches: tuple[KvAddresses, ...]
-    mode: ExpertMode = ON_DEVICE
+    mode: ExpertMode = RESIDENT
 
     @property
     def cache_bytes(self) -> list[int]:

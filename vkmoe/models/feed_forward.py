@@ -1,7 +1,7 @@
 """Appends the feed-forward of a layer: routed experts, a shared one beside them, or one block.
 
 What a router chose is looked up, and with it where each expert lies; experts that are not on the
-device are read where they are, kept where they land, or gathered first (facts.ExpertMode). Where
+device are read where they are, kept where they land, or gathered first (modes.py). Where
 the CPU computes experts, it gets what it needs behind the choice, and what it gives is joined.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vkmoe.facts import ON_DEVICE, Activation, ExpertMode, ModelSpec
+from vkmoe.facts import Activation, ModelSpec
 from vkmoe.gpu.program import TensorRef
 from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
+from vkmoe.modes import RESIDENT, ExpertMode
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import ExpertBlock, LandingMemory, expert_down, expert_gate_up, gather
 from vkmoe.ops.handover import HandedRows, find_experts, hand_over, join_rows, take_back
@@ -52,7 +53,7 @@ class FeedForwardBlock:
     spec: ModelSpec
     space: Workspace
     weights: ModelWeights
-    mode: ExpertMode = ON_DEVICE
+    mode: ExpertMode = RESIDENT
 
     def append(self, op: OpContext, index: int, norm: NormInput, leaves: NormOutput) -> int:
         """Append hidden += the block of layer `index`. Returns the number of partials it leaves."""

@@ -61,11 +61,11 @@ def cache_settings(
                 f"{name} has {experts.n_experts} in each layer, from 0 to {experts.n_experts - 1}",
                 "leave that id out",
             )
-    if plan.mode.on_device:
+    if not plan.mode.can_miss:
         return settings
     pins = _pins(config, experts.n_used, plan.expert_slots)
-    if plan.mode.in_cache:
-        fills = plan.mode.is_hybrid or plan.exchanges
+    if plan.mode.has_slots:
+        fills = plan.mode.by_cpu or plan.exchanges
         settings = replace(
             settings,
             pins=pins,

@@ -34,6 +34,7 @@ from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models import ModelFile
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.workspace import Workspace, attention_kernels
+from vkmoe.modes import Cache, Resident
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.experts import Way
@@ -233,15 +234,14 @@ class _Room(NamedTuple):
 def _decided(config: EngineConfig, given: _Given) -> Decision:
     """Decide with the context that was asked for, or the default."""
     spec, (found, rooms) = given.model.spec, _planned(config, given)
-    measured = not all(made.mode.on_device for _, made in found)
+    measured = not all(isinstance(made.mode, Resident) for _, made in found)
     machine = given.machine(measured)
     candidates = ranked(found, spec, given.reads, machine, given.choosing.curve, measured)
     made = candidates[0].plan
     room = rooms[made.chunk_rows, made.cpu_layers > 0]
     link = given.speeds.of_link if measured and not made.cpu_layers else None
-    if made.mode.in_cache and not made.mode.is_hybrid:
-        way = "gathered" if made.mode.gathers else "read in place"
-        log.info("experts without a slot are %s: %s", way, made.mode.reason)
+    if isinstance(made.mode, Cache):
+        log.info("experts without a slot are %s: %s", made.mode.misses, made.mode.reason)
     n_used, spans = spec.experts.n_used if spec.experts else 0, room.weights.spans
     settings = cache_settings(config, spec.name, spec.experts, made, given.overlaps)
     learning = predictor_lines(settings, spec, len(spans), given.device)
@@ -287,7 +287,7 @@ def _planned(
                 found += plans(config, spec, device, room.weights, scratch, free, curve)
             except (OutOfMemoryError, UsageError) as refusal:
                 error = refusal if not shares or asked else error
-        if any(made.mode.on_device for _, made in found):
+        if any(isinstance(made.mode, Resident) for _, made in found):
             break
     if not found:
         assert error is not None

@@ -23,11 +23,11 @@ from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
 from vkmoe.experts.store.slots import POISON, SlotManager
 from vkmoe.experts.store.tier import HostPool
 from vkmoe.experts.store.tracker import ExpertTracker
-from vkmoe.facts import ExpertMode
 from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
+from vkmoe.modes import ExpertMode
 from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loader import LoadedWeights
@@ -59,7 +59,7 @@ class BudgetWatch:
     def __init__(self, device: Device, tracker: ExpertTracker, mode: ExpertMode) -> None:
         self._device, self._tracker = device, tracker
         # Which experts are the CPU's may not depend on other programs.
-        self._gives = mode.in_cache and not mode.is_hybrid
+        self._gives = mode.has_slots and not mode.by_cpu
         info = device.info
         self._heap = info.memory_types[memory_type_candidates(info, "device")[0]].heap
         heap = info.heaps[self._heap]
@@ -148,12 +148,12 @@ class ExpertMemory(Closing):
         cache = budget = overlap = None
         if overlaps and decision.pools:
             budget = CopyBudget(decision.link, max(pool.slot_bytes for pool in decision.pools))
-            by_host = decision.plan.mode.is_hybrid
+            by_host = decision.plan.mode.by_cpu
             overlap = Overlap(by_host or self._device.native.has_common_clock)
         if decision.pools or decision.host_pools:
             memory = CacheMemory(table, self.slots, loaded.homes, weights.span_bytes, self._scratch)
             ways = CacheWays(not overlaps, budget, overlap)
-            if decision.plan.mode.is_hybrid:
+            if decision.plan.mode.by_cpu:
                 ways = _hybrid_ways(not overlaps, overlap, weights.span_bytes)
             pool = self._pool(loaded, residency)
             uploads = self._uploads(overlaps, loaded)
@@ -162,7 +162,7 @@ class ExpertMemory(Closing):
             cache.start(loaded.fill)
         table.publish()
         numbers, mode = weights.moe_layers, decision.plan.mode
-        resident = np.full(len(numbers), mode.on_device or mode.on_cpu)
+        resident = np.full(len(numbers), not mode.can_miss)
         resident[: decision.plan.cpu_layers] = False
         none = np.zeros(len(numbers), np.int64)
         absent = np.where(resident, 0, weights.span_bytes) if cache is None and numbers else none

@@ -19,18 +19,17 @@ from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.settings import size_cache
 from vkmoe.experts.store.table import N_VERSIONS
 from vkmoe.facts import (
-    ON_DEVICE,
     Allocation,
     ArenaLayout,
     CacheSizing,
     DeviceInfo,
-    ExpertMode,
     ExpertSpec,
     MemoryPlan,
     WeightBytes,
 )
 from vkmoe.gpu.arena import lay_out_alike, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
+from vkmoe.modes import RESIDENT, AtHome, Cache, CpuLayers, Hybrid
 from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.placement.forecast.slot_curves import LayerCurves
@@ -210,7 +209,7 @@ def place_experts(given: ExpertRoom, way: Way) -> MemoryPlan:
         idle = _idle_pool(config, "the model has no experts")
         if config.mode_option:
             idle = (*idle, f"{config.mode_option} has no effect: the model has no experts")
-        made = replace(given.base, mode=ON_DEVICE, sizing=sizing, notes=idle)
+        made = replace(given.base, mode=RESIDENT, sizing=sizing, notes=idle)
     elif way.mode == "cpu":
         made = _on_cpu(given, way.cpu_layers)
     else:
@@ -226,7 +225,7 @@ def _in_file(given: ExpertRoom) -> MemoryPlan:
     notes = [f"{flag} has no effect: the CPU reads experts from the file" for flag in flags]
     if given.config.mode_option:
         notes.append(f"{given.config.mode_option} has no effect: the CPU computes everything")
-    made = replace(given.base, mode=ON_DEVICE, notes=tuple(notes))
+    made = replace(given.base, mode=RESIDENT, notes=tuple(notes))
     if given.experts is None or not given.weights.spans:
         return made
     n_experts, spans = given.experts.n_experts, given.weights.spans
@@ -256,7 +255,7 @@ def _on_cpu(given: ExpertRoom, n_cpu: int) -> MemoryPlan:
             raise _too_many_on_device(given, n_cpu, needed)
         item = "experts of the other layers" if n_cpu else "experts"
         lines.append(allocation(device, item, "device", reason, "experts", [whole]))
-    mode = ExpertMode("cpu", reason=f"as {option}" if option else "") if n_cpu else ON_DEVICE
+    mode = CpuLayers(reason=f"as {option}" if option else "") if n_cpu else RESIDENT
     return replace(given.base, mode=mode, lines=(*given.base.lines, *lines), cpu_layers=n_cpu)
 
 
@@ -411,7 +410,7 @@ class _Resident(_Placing):
         idle = not self._shared or PoolPlanner(self._config, layout, self._whole).wants_few
         return replace(
             self._base,
-            mode=ON_DEVICE,
+            mode=RESIDENT,
             sizing=self._sizing(slots, self._total),
             lines=(*self._base.lines, self._all_experts("device", reason)),
             notes=_idle_pool(self._config, "all experts are on the device") if idle else (),
@@ -478,7 +477,7 @@ class _Cache(_Placing):
         lines = pool.lines(self._device, reason) if pool.slots else whole
         return replace(
             self._base,
-            mode=ExpertMode("host"),
+            mode=AtHome(),
             sizing=self._sizing_at_home(pool),
             lines=(*self._base.lines, *lines),
             host_slots=pool.slots,
@@ -492,7 +491,7 @@ class _Cache(_Placing):
         lines = (*self._slot_lines(slots), *pool.lines(self._device, home_reason))
         return replace(
             self._base,
-            mode=ExpertMode("cache", self._way.miss, layout.n_landing > 0, self._way.reason),
+            mode=Cache(self._way.miss, layout.n_landing > 0, reason=self._way.reason),
             expert_slots=slots,
             sizing=self._sizing(slots, layout.own_bytes(slots)),
             lines=(*self._base.lines, *lines),
@@ -540,7 +539,7 @@ class _Hybrid(_Placing):
         lines.append(allocation(self._device, item, "host", why, n_bytes=READING_BYTES))
         return replace(
             self._base,
-            mode=ExpertMode("cache", "cpu", reason=self._way.reason),
+            mode=Hybrid(reason=self._way.reason),
             expert_slots=slots,
             sizing=self._sizing(slots, layout.own_bytes(slots)),
             lines=(*self._base.lines, *lines),

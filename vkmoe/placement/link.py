@@ -12,7 +12,7 @@ import numpy as np
 
 from vkmoe.batch import TokenBatch
 from vkmoe.errors import DeviceLostError, GpuError
-from vkmoe.facts import DeviceInfo, ExpertMode
+from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import (
@@ -28,6 +28,7 @@ from vkmoe.gpu.link_speed import (
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.modes import ExpertMode
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.experts import LandingMemory, gather
 from vkmoe.ops.router import RoutingLog

@@ -129,9 +129,9 @@ def load_weights(
             return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
 
         trunk, mode = arena("device", "weights"), plan.mode
-        reads = bool(pools) or mode.is_hybrid
+        reads = bool(pools) or (mode.has_slots and mode.by_cpu)
         reader = memory.enter_context(SpanReader(file, tensors)) if reads else None
-        experts = arena("device" if mode.on_device or mode.on_cpu else "host", "experts")
+        experts = arena("host" if mode.can_miss else "device", "experts")
         shape = table_shape(spec, sizes)
         table = memory.enter_context(
             ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing)

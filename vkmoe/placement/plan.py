@@ -17,7 +17,6 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.store.table import N_VERSIONS, TableShape
 from vkmoe.facts import (
-    ON_DEVICE,
     Allocation,
     ArenaLayout,
     DeviceInfo,
@@ -31,6 +30,7 @@ from vkmoe.gpu.device import Intent
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.kv_types import KvTypes, both
 from vkmoe.models.workspace import FEW_ROWS, RowSizes
+from vkmoe.modes import RESIDENT, Cache
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.handover import HANDED, JOINED
 from vkmoe.placement.experts import ExpertRoom, Way, place_experts, ways
@@ -91,7 +91,7 @@ def ranked(
     reason = reason if measured else "the link was not measured"
     candidates = []
     for way, made in found:
-        if made.mode.in_cache and not made.mode.reason and way.mode == "cache":
+        if isinstance(made.mode, Cache) and not made.mode.reason:
             made = replace(made, mode=replace(made.mode, reason=reason))
         candidates.append(Candidate(way, made, predict(made, spec, reads(made), machine, curve)))
     return tuple(sorted(candidates, key=lambda each: each.prediction.seconds))
@@ -162,7 +162,7 @@ def plans(
             except (OutOfMemoryError, UsageError) as refusal:
                 error = refusal
                 continue
-            if config.mode == "auto" and way.mode == "hybrid" and not made.mode.is_hybrid:
+            if config.mode == "auto" and way.mode == "hybrid" and not made.mode.has_slots:
                 continue  # without a slot it is what another way is
             found.append((way, replace(made, notes=(*_notes(config, weights), *made.notes))))
         if error is not None and not found:
@@ -192,7 +192,7 @@ def _expert_room(
     base = MemoryPlan(
         ctx_size,
         kv_types(config, spec),
-        ON_DEVICE,
+        RESIDENT,
         lines,
         chunk_rows=scratch.rows,
         n_regions=config.parallel,

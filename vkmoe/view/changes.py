@@ -42,26 +42,7 @@ def refusal(engine: Engine) -> tuple[str, str]:
             "the CPU reads all experts where the file is mapped",
             "start with a GPU as --device, and --expert-slots",
         )
-    if mode.is_hybrid:
-        return (
-            "in the mode hybrid slots and pins decide which device computes an expert, and with it "
-            "the last bits of the answer",
-            "start with --expert-mode cache to change them while running, or with other "
-            "--expert-slots",
-        )
-    if mode.on_cpu:
-        return (
-            "the CPU computes the experts of whole layers, and the others are resident",
-            "start with --expert-mode cache, or another --n-cpu-moe",
-        )
-    if mode.on_device:
-        return (
-            "all experts are on the device",
-            "start with --expert-mode cache, or fewer --expert-slots",
-        )
-    if not mode.in_cache:
-        return "no expert has a slot on the device", "start with --expert-slots"
-    return "", ""
+    return mode.unchangeable or ("", "")
 
 
 def change_experts(
@@ -95,7 +76,7 @@ def _checked(
 ) -> _Change:
     why, remedy = refusal(engine)
     has_pool = tracker.cache is not None and tracker.cache.pool is not None
-    moves_in_pool = has_pool and not engine.plan.mode.in_cache
+    moves_in_pool = has_pool and not engine.plan.mode.has_slots
     if why and not (moves_in_pool and slots is None and not pin and not unpin):
         raise UsageError(f"this cannot be changed now: {why}", remedy)
     if policy is not None and policy not in get_args(PolicyName):

@@ -67,7 +67,7 @@ class ExpertView:
                 "name": mode.name,
                 "experts_in": mode.experts_in,
                 "miss": mode.miss,
-                "promotes": mode.promote,
+                "promotes": mode.promotes,
                 "reason": mode.reason,
                 "why": plan.mode_reason,
             },
@@ -184,14 +184,14 @@ class ExpertView:
         engine, plan = self._engine, self._engine.plan
         space, mode = engine.experts.residency.space, plan.mode
         letter = IN_HOST
-        if engine.device.info.layout == "file" or mode.is_hybrid:
+        if engine.device.info.layout == "file" or (mode.by_cpu and mode.has_slots):
             letter = BY_CPU
-        elif mode.on_device or mode.on_cpu:
+        elif not mode.can_miss:
             letter = IN_DEVICE
         elif plan.host_slots and not plan.exchanges:
             letter = IN_FILE
         found = np.full(space.n_keys, letter, np.uint8)
-        if mode.on_cpu:
+        if not mode.has_slots:
             found[: plan.cpu_layers * space.n_experts] = BY_CPU
         return found
 
@@ -253,7 +253,7 @@ def bytes_by_way(engine: Engine) -> dict[str, int]:
     """
     tracker, mode = engine.experts, engine.plan.mode
     cache, missed = tracker.cache, tracker.missed_bytes
-    by_cpu = mode.is_hybrid or mode.on_cpu
+    by_cpu = mode.by_cpu
     pool = cache.pool.tier.counters if cache is not None and cache.pool is not None else None
     return {
         "read_through": 0 if by_cpu else missed,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from vkmoe.experts.records.timing import Step
-from vkmoe.facts import ExpertMode
+from vkmoe.modes import ExpertMode
 
 __all__ = ["PARTS", "Part", "Served", "explain"]
 
@@ -132,7 +132,7 @@ def _unknown(times: _Times, served: Served) -> list[str]:
         found.append(
             "the device does not time its submits: submitting and waking up count as computing"
         )
-    reads = served.mode.in_cache or served.mode.experts_in == "host"
+    reads = served.mode.can_miss
     if reads and not served.has_cpu_layers and not served.link_bytes_per_second:
         found.append(
             "no link to host memory was measured: reading missed experts counts as computing"
@@ -153,7 +153,7 @@ def _remedy(part: Part, served: Served) -> str:
     if part == "link":
         return _MORE_SLOTS
     if part == "cpu":
-        if served.mode.on_cpu:
+        if not served.mode.can_miss:
             return "fewer layers there, or more threads, would help (--n-cpu-moe, --threads)"
         return f"{_MORE_SLOTS}, or more threads (--threads)"
     if part == "file":

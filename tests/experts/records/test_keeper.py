@@ -30,8 +30,9 @@ from vkmoe.experts.records.keeper import (
 from vkmoe.experts.records.profile import load_profile, profile_text
 from vkmoe.experts.records.profiler import ExpertProfiler
 from vkmoe.experts.records.report import ExpertReport, Setup, make_report, setup_of
-from vkmoe.facts import ExpertMode, MemoryPlan
+from vkmoe.facts import MemoryPlan
 from vkmoe.kv_types import both
+from vkmoe.modes import Cache, ExpertMode, Resident
 
 LAYERS = [TENSORS[0:3], TENSORS[3:6], TENSORS[6:9]]
 SETUP = Setup("toy", "qwen3moe", "Invented GPU", "device", 8, 2)
@@ -139,15 +140,17 @@ def test_a_dense_model_keeps_no_profile(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(
-    ("place", "expected"), [("cache", ("lfru", "global")), ("device", (None, None))]
+    ("mode", "expected"), [(Cache(), ("lfru", "global")), (Resident(), (None, None))]
 )
-def test_a_policy_is_named_only_where_one_decides(place: Any, expected: tuple[Any, Any]) -> None:
+def test_a_policy_is_named_only_where_one_decides(
+    mode: ExpertMode, expected: tuple[Any, Any]
+) -> None:
     config = EngineConfig(expert_policy="lfru", expert_allocation="global")
-    slots = (4, 4, 2) if place == "cache" else ()
-    plan = MemoryPlan(128, both("f16"), ExpertMode(place), (), expert_slots=slots)
+    slots = (4, 4, 2) if mode.has_slots else ()
+    plan = MemoryPlan(128, both("f16"), mode, (), expert_slots=slots)
     setup = setup_of(SPEC, plan, DEVICE, config)
     assert (setup.policy, setup.allocation) == expected
-    assert (setup.n_experts, setup.n_used, setup.experts_in) == (8, 2, place)
+    assert (setup.n_experts, setup.n_used, setup.experts_in) == (8, 2, mode.experts_in)
     assert setup.slots == plan.expert_slots and setup.device == DEVICE.name
 
 

@@ -18,6 +18,7 @@ from vkmoe.cli.notes import counting, dependent_notes, note
 from vkmoe.cli.options import Json, Quiet, check_plot, config_options, option
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
+from vkmoe.modes import Cache, Resident
 
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
@@ -193,14 +194,14 @@ def _replay(
 
 def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
     """Choose the settings of the engine's cache, by the engine's own rule."""
-    from vkmoe.facts import ON_DEVICE, ExpertMode, ExpertSpec, MemoryPlan
+    from vkmoe.facts import ExpertSpec, MemoryPlan
     from vkmoe.kv_types import both
     from vkmoe.placement.cache_choice import cache_settings, copies_overlap
 
     plan = MemoryPlan(
         ctx_size=0,
         kv_types=both("f16"),
-        mode=ON_DEVICE if n_slots >= header.n_experts else ExpertMode("cache"),
+        mode=Resident() if n_slots >= header.n_experts else Cache(),
         lines=(),
         expert_slots=(n_slots,) * header.n_layers,
         executor=config.executor or "fused",

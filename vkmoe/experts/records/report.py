@@ -73,7 +73,7 @@ def setup_of(
     predictor: PredictorName = "none",
 ) -> Setup:
     """Say what the statistics of a run belong to; `predictor` is the one that was chosen."""
-    moves, experts = plan.mode.in_cache, spec.experts
+    moves, experts = plan.mode.has_slots, spec.experts
     return Setup(
         spec.name,
         spec.architecture,

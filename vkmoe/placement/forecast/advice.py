@@ -39,7 +39,7 @@ def alternatives(candidates: Sequence[Candidate], best: MemoryPlan, n: int = 3) 
 
 
 def _kind(plan: MemoryPlan) -> tuple[object, ...]:
-    return plan.mode.name, plan.mode.on_cpu and plan.layouts("experts") != ()
+    return plan.mode.name, plan.cpu_layers > 0 and plan.layouts("experts") != ()
 
 
 def _figures(plan: MemoryPlan) -> tuple[object, ...]:
@@ -57,14 +57,8 @@ def describe(plan: MemoryPlan) -> str:
         parts.append(f"{plan.landing_slots} to land in")
     if plan.mode.gathers:
         parts.append("misses are gathered")
-    if plan.mode.on_cpu:
-        parts.append(f"the CPU computes those of {plan.cpu_layers} layers")
-    elif plan.mode.is_hybrid:
-        parts.append("the CPU computes the others")
-    elif plan.mode.on_device:
-        parts.append("all on the device")
-    elif plan.mode.experts_in == "host":
-        parts.append("none on the device")
+    if words := plan.mode.words(plan.cpu_layers):
+        parts.append(words)
     if plan.host_slots:
         n, others = sum(plan.host_slots), "the device" if plan.exchanges else "the file"
         parts.append(f"{n:,} in host memory, the others on {others}")

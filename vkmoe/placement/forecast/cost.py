@@ -14,6 +14,7 @@ import numpy as np
 
 from vkmoe.choices import MissWay
 from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
+from vkmoe.modes import Resident
 from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.placement.forecast.speeds import CPU_ROWS, Machine, Speeds
 
@@ -94,10 +95,10 @@ def token_bytes(
 
 def hit_rate_of(plan: MemoryPlan, spec: ModelSpec, curve: HitCurve) -> tuple[float, str]:
     """Estimate the share of experts' uses that are found on the device, and say why so."""
-    if spec.experts is None or plan.mode.on_device:
+    if spec.experts is None or isinstance(plan.mode, Resident):
         return 1.0, "all experts are on the device"
     n_layers, n_experts = len(spec.moe_layers), spec.experts.n_experts
-    if plan.mode.on_cpu:
+    if not plan.mode.can_miss:
         share = 1.0 - plan.cpu_layers / n_layers
         return share, f"the CPU computes those of {plan.cpu_layers} of {n_layers} layers"
     if not plan.expert_slots:
@@ -142,9 +143,9 @@ def predict(
     found = _Times(plan, spec, read, machine, curve)
     known: float | None = found.hits
     reason = found.reason
-    if machine.shares_memory and not (plan.mode.on_device or plan.cpu_layers):
+    if machine.shares_memory and plan.mode.can_miss and not plan.cpu_layers:
         known, reason = None, "the device reads the host's memory in place"
-    cached = plan.mode.in_cache
+    cached = plan.mode.has_slots
     return Prediction(
         read,
         known,
@@ -189,8 +190,8 @@ class _Times:
         self.in_file = file_share_of(plan, spec, curve, machine)
         self._by_cpu = plan.cpu_layers > 0
         # Within a layer a GPU and the CPU work at the same time; all else takes turns.
-        self._together = plan.mode.is_hybrid and not machine.shares_memory
-        self._crosses = plan.mode.in_cache and not (self._by_cpu or machine.shares_memory)
+        self._together = plan.mode.has_slots and self._by_cpu and not machine.shares_memory
+        self._crosses = plan.mode.has_slots and not (self._by_cpu or machine.shares_memory)
         n_slots = sum(plan.expert_slots)
         spare = _spare(plan, spec) if plan.exchanges else n_slots
         self._without_home = 1.0 - min(1.0, spare / max(1, n_slots))
@@ -246,7 +247,7 @@ class _Times:
         An expert that lands while it is read needs no copy; one that leaves without a home does.
         """
         newcomers = ADMITTED * share * self._n_used  # of a layer
-        landed = min(newcomers, self._plan.landing_slots * self._plan.mode.promote)
+        landed = min(newcomers, self._plan.landing_slots * self._plan.mode.promotes)
         crossings = newcomers - landed + WRITE_BACK * self._without_home * newcomers
         return crossings / self._n_used
 
