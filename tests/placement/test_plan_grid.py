@@ -106,11 +106,14 @@ def changes(made: Decision) -> Iterator[dict[str, Any]]:
 def test_no_plan_is_slower_than_the_same_with_any_single_option_changed(
     name: str, models: dict[str, ModelFile]
 ) -> None:
-    """By what is predicted: no rule stands beside that."""
-    n_compared = 0
-    for machine in MACHINES:
+    """By what is predicted: no rule stands beside that.
+
+    On each machine a third of the options is tried, another third for the next model.
+    """
+    n_compared, first = 0, [*MODELS].index(name)
+    for index, machine in enumerate(MACHINES):
         best = plan_of(models[name], machine)
-        for asked in changes(best):
+        for asked in [*changes(best)][(index + first) % 3 :: 3]:
             try:
                 other = plan_of(models[name], machine, **asked)
             except VkmoeError:
@@ -119,4 +122,4 @@ def test_no_plan_is_slower_than_the_same_with_any_single_option_changed(
             seconds = other.candidates[0].prediction.seconds
             least = best.candidates[0].prediction.seconds
             assert seconds >= least * (1 - 1e-9), (name_of(machine), asked, least, seconds)
-    assert n_compared > 50
+    assert n_compared > 30

@@ -7,7 +7,7 @@ can be compared (forecast/cost.py). How many slots and host slots fit is the sub
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -210,11 +210,8 @@ def place_experts(given: ExpertRoom, way: Way) -> MemoryPlan:
         if config.mode_option:
             idle = (*idle, f"{config.mode_option} has no effect: the model has no experts")
         made = replace(given.base, mode=RESIDENT, sizing=sizing, notes=idle)
-    elif way.mode == "cpu":
-        made = _on_cpu(given, way.cpu_layers)
     else:
-        kinds = {"resident": _Resident, "cache": _Cache, "hybrid": _Hybrid}
-        made = kinds[way.mode](given, way).plan()
+        made = _KINDS[way.mode](given, way).plan()
     return _with_executor(made, config)
 
 
@@ -238,27 +235,6 @@ def _in_file(given: ExpertRoom) -> MemoryPlan:
     return replace(made, lines=(*made.lines, line), sizing=sizing)
 
 
-def _on_cpu(given: ExpertRoom, n_cpu: int) -> MemoryPlan:
-    """Complete the plan of a device beside which the CPU computes the experts of some layers.
-
-    Raises OutOfMemoryError where those of the others do not fit on the device.
-    """
-    device, experts, in_file = given.device, given.experts, given.weights.file_spans
-    assert experts is not None
-    n_layers, option = len(in_file), given.config.mode_option
-    reason = f"as {option}" if option else PREDICTED
-    lines = _cpu_lines(given, n_cpu, reason) if n_cpu else []
-    if n_cpu < n_layers:
-        spans = [(size, experts.n_experts) for size in given.weights.spans[n_cpu:]]
-        whole = lay_out_alike(device, spans)
-        if (needed := layout_bytes([whole])) > given.free:
-            raise _too_many_on_device(given, n_cpu, needed)
-        item = "experts of the other layers" if n_cpu else "experts"
-        lines.append(allocation(device, item, "device", reason, "experts", [whole]))
-    mode = CpuLayers(reason=f"as {option}" if option else "") if n_cpu else RESIDENT
-    return replace(given.base, mode=mode, lines=(*given.base.lines, *lines), cpu_layers=n_cpu)
-
-
 def _cpu_lines(given: ExpertRoom, n_layers: int, reason: str) -> list[Allocation]:
     """Make the lines of the experts of the first layers that the CPU reads, for all or some."""
     device, in_file = given.device, given.weights.file_spans
@@ -271,16 +247,6 @@ def _cpu_lines(given: ExpertRoom, n_layers: int, reason: str) -> list[Allocation
     reason = "where they are in the file, and what the CPU cannot read as it is there"
     item = "addresses of the CPU's experts"
     return [mapped, allocation(device, item, "host", reason, n_bytes=n_bytes)]
-
-
-def _too_many_on_device(given: ExpertRoom, n_cpu: int, needed: int) -> OutOfMemoryError:
-    """Say how many layers the CPU must compute at least."""
-    return OutOfMemoryError(
-        f"with {given.config.mode_option} the experts of {len(given.weights.spans) - n_cpu} layers "
-        f"need {in_mib(needed)} of {given.device.name}'s memory; {in_mib(given.free)} can be used "
-        "for them",
-        f"use --n-cpu-moe {_least_on_cpu(given)} or more",
-    )
 
 
 def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
@@ -527,7 +493,7 @@ class _Hybrid(_Placing):
         slots = asked.slots if asked is not None else self._largest(self._free)
         n_layers = len(layout.span_bytes)
         if not any(slots):
-            made = _on_cpu(given, n_layers)
+            made = _CpuLayers(given, self._way._replace(cpu_layers=n_layers)).plan()
             why = "not enough for a slot: the CPU computes all experts"
             notes = (f"{asked.text} has no effect: it is {why}",) if asked else ()
             return replace(made, notes=(*made.notes, *notes))
@@ -545,3 +511,44 @@ class _Hybrid(_Placing):
             lines=(*self._base.lines, *lines),
             cpu_layers=n_layers,
         )
+
+
+class _CpuLayers(_Placing):
+    """Has the CPU compute the experts of the first layers; those of the others are resident."""
+
+    def plan(self) -> MemoryPlan:
+        given, n_cpu, option = self._given, self._way.cpu_layers, self._config.mode_option
+        assert given.experts is not None
+        reason = f"as {option}" if option else PREDICTED
+        lines = _cpu_lines(given, n_cpu, reason) if n_cpu else []
+        if n_cpu < len(given.weights.spans):
+            spans = [(size, given.experts.n_experts) for size in given.weights.spans[n_cpu:]]
+            whole = lay_out_alike(self._device, spans)
+            if (needed := layout_bytes([whole])) > self._free:
+                raise self._too_many_on_device(needed)
+            item = "experts of the other layers" if n_cpu else "experts"
+            lines.append(allocation(self._device, item, "device", reason, "experts", [whole]))
+        return replace(
+            self._base,
+            mode=CpuLayers(reason=f"as {option}" if option else "") if n_cpu else RESIDENT,
+            lines=(*self._base.lines, *lines),
+            cpu_layers=n_cpu,
+        )
+
+    def _too_many_on_device(self, needed: int) -> OutOfMemoryError:
+        """Say how many layers the CPU must compute at least."""
+        n_layers = len(self._given.weights.spans) - self._way.cpu_layers
+        return OutOfMemoryError(
+            f"with {self._config.mode_option} the experts of {n_layers} layers need "
+            f"{in_mib(needed)} of {self._device.name}'s memory; {in_mib(self._free)} can be used "
+            "for them",
+            f"use --n-cpu-moe {_least_on_cpu(self._given)} or more",
+        )
+
+
+_KINDS: Mapping[ModeName, type[_Placing]] = {
+    "resident": _Resident,
+    "cache": _Cache,
+    "hybrid": _Hybrid,
+    "cpu": _CpuLayers,
+}
