@@ -101,6 +101,22 @@ def test_changes_do_not_change_a_prompt(way: str, tokens: list[int], of_prompt: 
             engine.run_token(7, N_TOKENS)  # whose misses may land
 
 
+def test_as_many_slots_can_go_as_host_memory_has_room_for(tokens: list[int], wanted: Rows) -> None:
+    with opened("exchange", moe_warmpin=0) as engine:
+        view, found = ExpertView(engine), []
+        assert engine.plan.exchanges and engine.experts.cache is not None
+        for position, token in enumerate(tokens):
+            slots = (SLOTS, SLOTS - 1)[position // 4 % 2]
+            assert view.change(slots=slots)["slots"] == [slots] * N_LAYERS
+            with pytest.raises(UsageError, match="host memory has no room") as refused:
+                view.change(slots=SLOTS - 2)
+            assert "--host-pool" in refused.value.hint
+            engine.run_token(token, position)
+            found.append(engine.full_logits())
+        assert view.snapshot()["slots"] == [slots] * N_LAYERS
+    assert_same_bits(np.stack(found), wanted)
+
+
 def test_slots_taken_away_and_given_again_are_used(tokens: list[int]) -> None:
     with opened("cache", moe_warmpin=0, expert_admission=False) as engine:
         view, reasons = ExpertView(engine), set[str]()

@@ -21,6 +21,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "shared": {"expert_slots": SLOTS, "expert_allocation": "global"},
     "stepped": {"expert_slots": SLOTS, "executor": "stepped"},
     "host pool": {"expert_slots": SLOTS, "host_pool": POOL},
+    # About 65 of the 96 experts of each size have a place there, so that 5 can leave their slots.
+    "exchange": {"expert_slots": SLOTS, "host_pool": "16000KiB"},
     "pool alone": {"host_pool": POOL, "expert_mode": "cache"},
     "hybrid": {"expert_slots": SLOTS, "expert_mode": "hybrid"},
     "cpu experts": {"n_cpu_moe": 2},

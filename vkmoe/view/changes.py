@@ -129,10 +129,16 @@ def _capacities(tracker: ExpertTracker, slots: Any) -> list[int]:
             "was not taken at the start",
             f"start with --expert-slots {slots}" if _is_int(slots) and slots > n_most else "",
         )
-    return [
+    capacities = [
         min(slots * len(pool.layers), n) if slots < n_most else n
         for pool, n in zip(pools, most, strict=True)
     ]
+    if not tracker.cache.room_for(capacities):
+        raise UsageError(
+            f"host memory has no room for the experts that leave the device with {slots} slots",
+            "use more slots, or start with a larger --host-pool",
+        )
+    return capacities
 
 
 def _check_pins(

@@ -152,15 +152,16 @@ def test_a_lost_device_is_passed_on(make: Make) -> None:
 def test_slots_come_and_go_as_far_as_host_memory_has_room(make: Make, delay: int | None) -> None:
     rig = make(4, 12, delay)
     cache, rng = rig.cache, np.random.default_rng(2)
-    assert not cache.room_for(5), "the smaller size has 16 experts, 8 slots and 12 places"
+    n_resized = 0
+    assert not cache.room_for([1] * 3), "the smaller size has 16 experts, 8 slots and 12 places"
     for n_slots in (3, 4, 2, 4, 2, 3):
-        n_fewer = sum(rig.residency.locations.capacities.tolist()) - 3 * n_slots
         rig.token(random_routing(rng))
-        if n_fewer <= 0 or cache.room_for(n_fewer):
+        if cache.room_for([n_slots] * 3):
             cache.resize([n_slots] * 3)
+            n_resized += 1
         for _ in range(3):
             rig.token(random_routing(rng))
-    assert cache.pool is not None
+    assert n_resized >= 3
 
 
 def test_memory_is_given_back_as_far_as_host_memory_has_room(

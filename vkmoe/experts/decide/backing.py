@@ -57,6 +57,11 @@ class Backing:
         found: list[int] = (n_twice + self._host.n_free_of_all).tolist()
         return found
 
+    def has_room(self, n_leaving: Keys) -> bool:
+        """Return whether there are spare places for so many experts of each pool of slots."""
+        leaving = (int(n_leaving[each.device].sum()) for each in self._classes)
+        return all(n <= spare for n, spare in zip(leaving, self.n_spare, strict=True))
+
     def moves(self, order: Keys, missed: Values) -> list[Move]:
         """Return which experts are to be backed now, and whose places they get.
 

@@ -322,8 +322,8 @@ class ExpertCache:
         """Use so many slots of each pool from now on; the others stay, empty.
 
         Between runs. Experts that lose theirs are at home from then on. Must hold: the CPU computes
-        none, each pool has `most_slots` at most, and its floor, and host memory has `room_for` the
-        experts that leave. Raises DeviceLostError, and GpuError where they cannot be written back.
+        none, each pool has `most_slots` at most, and its floor, and there is `room_for` the experts
+        that leave. Raises DeviceLostError, and GpuError where they cannot be written back.
         """
         assert self._cpu is None, "which experts are the CPU's would change"
         locations = self.residency.locations
@@ -341,10 +341,11 @@ class ExpertCache:
                 self._idle = np.setdiff1d(self._idle, ours)
                 locations.restore(ours)
 
-    def room_for(self, n_slots: int) -> bool:
-        """Return whether host memory has room for the experts of so many slots of any pool."""
+    def room_for(self, capacities: Sequence[int]) -> bool:
+        """Return whether host memory has room for what leaves, with so many slots of each pool."""
         backing = self.residency.backing
-        return backing is None or min(backing.n_spare) >= n_slots
+        fewer = self.residency.locations.capacities - np.array(capacities)
+        return backing is None or backing.has_room(np.maximum(fewer, 0))
 
     def settle(self) -> None:
         """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
