@@ -18,10 +18,13 @@ from vkmoe.facts import (
     WeightBytes,
 )
 from vkmoe.modes import READ_IN_PLACE, ExpertMode
-from vkmoe.placement.plan import Scratch, plan
+from vkmoe.placement.forecast.cost import token_bytes
+from vkmoe.placement.forecast.hit_curve import MEAN_CURVE
+from vkmoe.placement.forecast.speeds import Speeds, machine_of
+from vkmoe.placement.plan import Scratch, plans, ranked
 
 __all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes",
-           "planned"]  # fmt: skip
+           "plan", "planned"]  # fmt: skip
 
 MIB, GIB = 1 << 20, 1 << 30
 N_LAYERS, N_EXPERTS, N_USED = 48, 128, 8
@@ -43,6 +46,22 @@ def expert_bytes(*spans: int, trunk: int = GIB) -> WeightBytes:
 
 WEIGHTS = expert_bytes(2_971_136)  # 17,409 MiB of experts
 MIXED = expert_bytes(2_500_096, 3_442_176)  # as much, in two sizes in turn
+
+
+def plan(
+    config: EngineConfig, spec: ModelSpec, device: DeviceInfo, weights: WeightBytes,
+    scratch: Scratch, ram: int, speeds: Speeds | None = None,
+) -> MemoryPlan:  # fmt: skip
+    """The plan that is predicted to be fastest, at these speeds or those typical of the device."""
+    found = plans(config, spec, device, weights, scratch, ram)
+    return ranked(
+        found,
+        spec,
+        lambda made: token_bytes(spec, weights, weights.pieces[0], made.host_layers),
+        machine_of(device, speeds or Speeds(), ram),
+        MEAN_CURVE,
+        speeds is not None,
+    )[0].plan
 
 
 def planned(

@@ -11,6 +11,7 @@ import pytest
 
 from tests.gpu.invented import APU, DEVICES, DISCRETE_12, LAVAPIPE
 from tests.needs import need_cpu
+from tests.placement.invented_models import plan
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan
 from vkmoe.placement.forecast.cost import (
     GATHER_SECONDS,
@@ -25,7 +26,6 @@ from vkmoe.placement.forecast.device_profiles import read_profile
 from vkmoe.placement.forecast.hit_curve import MEAN_CURVE
 from vkmoe.placement.forecast.slot_curves import curves_of_counts
 from vkmoe.placement.forecast.speeds import TYPICAL, Machine, Speeds, machine_of
-from vkmoe.placement.plan import plan
 
 from .invented_models import N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS, expert_bytes, planned
 from .test_device_plans import QWEN3, WAYS, decided, model_of

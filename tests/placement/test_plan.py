@@ -22,6 +22,7 @@ from tests.gpu.invented import (
     device,
 )
 from tests.models.changed_specs import with_mixer
+from tests.placement.invented_models import plan
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.keys import KeySpace
@@ -42,7 +43,7 @@ from vkmoe.models import open_model
 from vkmoe.placement.decide import Choosing, Decision, decide, predictor_lines
 from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.memory import device_budget
-from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size, plan
+from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size
 
 from .invented_models import DENSE, N_EXPERTS, N_LAYERS, SCRATCH, SPEC, WEIGHTS, expert_bytes
 

@@ -13,6 +13,7 @@ import pytest
 from tests.engine.other_types import UNEVEN, of_types
 from tests.engine.tiny import ONE_OF_EACH, Tensor, model_path, rewrite
 from tests.gpu.invented import DISCRETE_12, GIB, LAVAPIPE, MIB
+from tests.placement.invented_models import plan
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import Conversion, DeviceInfo, MemoryPlan, WeightBytes
@@ -27,7 +28,6 @@ from vkmoe.modes import Resident
 from vkmoe.placement import sizes as subject
 from vkmoe.placement.decide import decide
 from vkmoe.placement.loader import load_weights
-from vkmoe.placement.plan import plan
 from vkmoe.placement.sizes import (
     CONVERTING_BYTES,
     N_THREADS,

@@ -1,10 +1,10 @@
 """Plans what lies where before memory is allocated: every line of memory that a model takes.
 
-`plans` makes a plan of each way in which experts can be placed, `plan` takes the one that is
-predicted to be fastest. Both are pure: tests call them with invented devices. A plan's lines are
-what is allocated: arenas are made of the layouts in them, and tests/engine/test_memory_plan.py
-holds every buffer the device is asked for against the line of its name. Where experts go is the
-subject of experts.py, what programs need besides that of decide.py.
+`plans` makes a plan of each way in which experts can be placed, `ranked` orders them by what is
+predicted. Both are pure: tests call them with invented devices. A plan's lines are what is
+allocated: arenas are made of the layouts in them, and tests/engine/test_memory_plan.py holds every
+buffer the device is asked for against the line of its name. Where experts go is the subject of
+experts.py, what programs need besides that of decide.py.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from vkmoe.modes import RESIDENT, Cache
 from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.handover import HANDED, JOINED
 from vkmoe.placement.experts import ExpertRoom, Way, place_experts, ways
-from vkmoe.placement.forecast.cost import Prediction, TokenBytes, predict, token_bytes
+from vkmoe.placement.forecast.cost import Prediction, TokenBytes, predict
 from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
-from vkmoe.placement.forecast.speeds import Machine, Speeds, machine_of
+from vkmoe.placement.forecast.speeds import Machine
 from vkmoe.placement.memory import (
     allocation,
     device_budget,
@@ -55,7 +55,6 @@ __all__ = [
     "Scratch",
     "context_size",
     "kv_types",
-    "plan",
     "plans",
     "ranked",
     "row_sizes",
@@ -110,29 +109,6 @@ class Scratch:
     handed: int = 0  # rows that the CPU computes experts from, all of them
     joined: int = 0  # what it adds to them
     of_cpu: int = 0  # its own tensors
-
-
-def plan(
-    config: EngineConfig,
-    spec: ModelSpec,
-    device: DeviceInfo,
-    weights: WeightBytes,
-    scratch: Scratch,
-    available_host_bytes: int,
-    speeds: Speeds | None = None,
-) -> MemoryPlan:
-    """Decide context, expert placement and every line of memory. Pure.
-
-    Of all plans it is the one that is predicted to be fastest at these speeds, or at those that are
-    typical of the device. Raises what `plans` raises.
-    """
-    machine = machine_of(device, speeds or Speeds(), available_host_bytes)
-    found = plans(config, spec, device, weights, scratch, available_host_bytes)
-
-    def reads(made: MemoryPlan) -> TokenBytes:
-        return token_bytes(spec, weights, weights.pieces[0], made.host_layers)
-
-    return ranked(found, spec, reads, machine, MEAN_CURVE, speeds is not None)[0].plan
 
 
 def plans(
