@@ -19,7 +19,7 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import NOTHING_KNOWN, PoolResidency, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache
-from vkmoe.experts.store.copies import Copy, Upload, Uploader, Uploads
+from vkmoe.experts.store.copies import Copy, QueueFullError, Upload, Uploader, Uploads
 from vkmoe.experts.store.slots import SlotManager
 from vkmoe.experts.store.table import AT_HOME, N_VERSIONS, ExpertTable
 from vkmoe.experts.store.tier import HostPool
@@ -37,7 +37,7 @@ class DelayedUploads:
     """A second queue that is slow: bytes arrive only after `delay` questions whether they have.
 
     `failures` counts down: as long as it is positive, an upload fails; at its start with
-    `fail_at_start`, otherwise when it is waited for.
+    `fail_at_start`, otherwise when it is waited for. At most `room` can be under way.
     """
 
     real: Uploader
@@ -46,8 +46,13 @@ class DelayedUploads:
     fail_at_start: bool = False
     error: type[GpuError] = GpuError
     copied: list[Copy] = field(default_factory=list)
+    room: int | None = None
+    n_begun: int = 0
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
+        if self.room is not None and self.n_begun >= self.room:
+            raise QueueFullError("injected", "")
+        self.n_begun += 1
         if self.failures > 0 and self.fail_at_start:
             self.failures -= 1
             raise self.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
@@ -67,6 +72,7 @@ class _Delayed:
         return self._left < 0
 
     def wait(self) -> None:
+        self._owner.n_begun -= 1
         if self._owner.failures > 0:
             self._owner.failures -= 1
             raise self._owner.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
@@ -177,6 +183,18 @@ class Rig(Closing):
         hits = self.end(reader, routing)
         self.cache.check_integrity()
         return hits
+
+    def run(self, routing: Routing) -> None:
+        """One token in the engine's order: copies that it began may wait until the next one."""
+        self.cache.decide(NOTHING_KNOWN)
+        reader = self.begin()
+        self.read(reader, routing)
+        self.cache.meanwhile()
+        self.read(reader, routing)
+        filled = self._land(reader, routing)[None] if self.table.landing.size else None
+        self.table.end(reader)
+        self.cache.after_run(routing[None], filled)
+        self.cache.check_integrity()
 
     def stepped_token(self, routing: Routing) -> NDArray[np.bool_]:
         """One token whose layers are a submit each, with a look at the routing before it."""

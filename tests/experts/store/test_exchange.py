@@ -148,34 +148,56 @@ def test_a_lost_device_is_passed_on(make: Make) -> None:
             rig.token(random_routing(rng))
 
 
+@pytest.mark.parametrize("n_landing", [0, 2])
 @pytest.mark.parametrize("delay", [None, 1])
-def test_slots_come_and_go_as_far_as_host_memory_has_room(make: Make, delay: int | None) -> None:
-    rig = make(4, 12, delay)
-    cache, rng = rig.cache, np.random.default_rng(2)
-    n_resized = 0
-    assert not cache.room_for([1] * 3), "the smaller size has 16 experts, 8 slots and 12 places"
-    for n_slots in (3, 4, 2, 4, 2, 3):
-        rig.token(random_routing(rng))
-        if cache.room_for([n_slots] * 3):
-            cache.resize([n_slots] * 3)
-            n_resized += 1
-        for _ in range(3):
-            rig.token(random_routing(rng))
-    assert n_resized >= 3
+def test_slots_come_and_go_as_far_as_host_memory_has_room(
+    make: Make, delay: int | None, n_landing: int
+) -> None:
+    """What was to be written back waits for the submit that reads its place, which is over then."""
+    n_resized = n_waited = 0
+    for seed in range(6):
+        rig = make(4, 12, delay, n_landing)
+        cache, rng = rig.cache, np.random.default_rng(seed)
+        assert cache.pool is not None
+        assert not cache.room_for([1] * 3), "the smaller size has 16 experts, 8 slots, 12 places"
+        for token in range(18):
+            rig.run(random_routing(rng, first=token // 5))
+            n_slots = int(rng.integers(2, 5))
+            if token % 3 == 2 and cache.room_for([n_slots] * 3):
+                n_waited += len(cache.pool.locations.waiting())
+                cache.resize([n_slots] * 3)
+                cache.check_integrity()
+                n_resized += 1
+    assert n_resized > 12 and n_waited > 0, (n_resized, n_waited)
+
+
+def test_experts_are_written_back_however_few_copies_a_queue_takes(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vkmoe.experts.store.cache.OVERLAPPED_SUBMIT_BYTES", 1)
+    rig = make(6, 8, 1)  # 4 places to spare, of 12 slots of the smaller size
+    rig.uploads.room = 1
+    for token in range(6):
+        rig.run(random_routing(np.random.default_rng(token)))
+    assert rig.cache.room_for([4] * 3)
+    rig.cache.resize([4] * 3)
+    rig.cache.check_integrity()
+    assert rig.residency.locations.capacities.tolist() == [4] * 3
 
 
 def test_memory_is_given_back_as_far_as_host_memory_has_room(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arena, "SLOT_CHUNK", 1024)
-    rig = make(4, 10)
-    rng = np.random.default_rng(4)
-    for _ in range(5):
-        rig.token(random_routing(rng))
-    n_slots, n_freed = rig.cache.give_back(1 << 30)
-    assert 0 < n_slots < 12 and n_freed > 0
-    for _ in range(20):
-        rig.token(random_routing(rng))
+    for seed in range(8):
+        rig = make(4, 10)
+        rng = np.random.default_rng(seed)
+        for _ in range(5):
+            rig.run(random_routing(rng))
+        n_slots, n_freed = rig.cache.give_back(1 << 30)
+        assert 0 < n_slots < 12 and n_freed > 0
+        for _ in range(20):
+            rig.run(random_routing(rng))
 
 
 @pytest.mark.parametrize("delay", [None, 1])

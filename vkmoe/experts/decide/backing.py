@@ -57,10 +57,18 @@ class Backing:
         found: list[int] = (n_twice + self._host.n_free_of_all).tolist()
         return found
 
-    def has_room(self, n_leaving: Keys) -> bool:
-        """Return whether there are spare places for so many experts of each pool of slots."""
-        leaving = (int(n_leaving[each.device].sum()) for each in self._classes)
-        return all(n <= spare for n, spare in zip(leaving, self.n_spare, strict=True))
+    def without_place(self, keys: Keys) -> Keys:
+        """Return which of these experts in slots have no place at home, nor one to come."""
+        return keys[self._device.are_resident(keys) & ~self._host.are_resident(keys)]
+
+    def has_room(self, keys: Keys) -> bool:
+        """Return whether these experts can leave their slots, once all copies have ended."""
+        twice = self._device.present & self._host.resident
+        twice[keys] = False
+        pools, homeless = self._host.pool_of, self.without_place(keys)
+        n_pools = len(self._host.pools)
+        n_free = self._host.n_free_of_all + np.bincount(pools[twice], minlength=n_pools)
+        return bool((np.bincount(pools[homeless], minlength=n_pools) <= n_free).all())
 
     def moves(self, order: Keys, missed: Values) -> list[Move]:
         """Return which experts are to be backed now, and whose places they get.
@@ -92,10 +100,10 @@ class Backing:
 
         `order` is that of `moves`.
         """
-        unbacked = keys[self.unbacked[keys]]
+        homeless = self.without_place(keys)
         found: list[Move] = []
         for host, ours in self._classes:
-            wanted = unbacked[self._host.pool_of[unbacked] == host]
+            wanted = homeless[self._host.pool_of[homeless] == host]
             found += self._paired(host, wanted, order[ours], keys)
         return found
 

@@ -342,10 +342,18 @@ class ExpertCache:
                 locations.restore(ours)
 
     def room_for(self, capacities: Sequence[int]) -> bool:
-        """Return whether host memory has room for what leaves, with so many slots of each pool."""
-        backing = self.residency.backing
-        fewer = self.residency.locations.capacities - np.array(capacities)
-        return backing is None or backing.has_room(np.maximum(fewer, 0))
+        """Return whether host memory has room for what leaves, with so many slots of each pool.
+
+        Between runs. Ends the copies under way to know it. Raises DeviceLostError.
+        """
+        if self._exchange is None:
+            return True
+        self._end_copies()
+        residency = self.residency
+        n_fewer = (residency.locations.capacities - np.array(capacities)).tolist()
+        going = [residency.least_slots(pool, n) for pool, n in enumerate(n_fewer) if n > 0]
+        leaving = residency.leaving_for(np.concatenate(going or [NO_KEYS]))
+        return self._exchange.has_room_for(leaving)
 
     def settle(self) -> None:
         """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
@@ -393,8 +401,7 @@ class ExpertCache:
 
         Return False, with all as it was, where an expert could not be written back.
         """
-        self.settle()
-        self._tier.cancel(np.zeros(self._space.n_keys, np.bool_))
+        self._end_copies()
         locations, slots, table = self.residency.locations, self._memory.slots, self._table
         leaving = self.residency.leaving_for(numbers)
         if self._exchange is not None and not self._exchange.back(leaving):
@@ -411,6 +418,11 @@ class ExpertCache:
         table.publish()
         assert all(slot.writable(table.oldest_read) for slot in slots.at(numbers))
         return True
+
+    def _end_copies(self) -> None:
+        """Wait for the copies under way, and take back those that wait. Raises DeviceLostError."""
+        self.settle()
+        self._tier.cancel(np.zeros(self._space.n_keys, np.bool_))
 
     def _source(self) -> Callable[[int], Any]:
         """Return what says where the bytes of a key come from: home, pool, or the file itself."""

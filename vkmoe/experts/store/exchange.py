@@ -84,8 +84,7 @@ class Exchange:
         """Return whether all these experts can leave their slots once they are written back."""
         backing = self._residency.backing
         assert backing is not None
-        moves = backing.for_leaving(keys, self._residency.leaving_order())
-        return len(moves) == int(backing.unbacked[keys].sum())
+        return backing.has_room(keys)
 
     def back(self, keys: Keys) -> bool:
         """Write experts back that are to leave, and wait; return whether all of them can leave now.
@@ -94,11 +93,18 @@ class Exchange:
         """
         backing = self._residency.backing
         assert backing is not None
-        self.tier.collect(wait=True)
+        self._finish()
         self._bring(backing.for_leaving(keys, self._residency.leaving_order()))
-        self.tier.start_waiting()
-        self.tier.collect(wait=True)
+        self._finish()
         return not backing.unbacked[keys].any()
+
+    def _finish(self) -> None:
+        """Carry out all that waits: for a submit, which has ended, or for room in a queue."""
+        n_before = -1
+        while (n_waiting := len(self.tier.locations.waiting())) != n_before:
+            n_before = n_waiting
+            self.tier.start_waiting()
+            self.tier.collect(wait=True)
 
     def _bring(self, moves: list[Move]) -> None:
         if moves:
