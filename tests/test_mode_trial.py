@@ -16,7 +16,7 @@ from vkmoe import mode_trial
 from vkmoe.choices import ModeName
 from vkmoe.cli.notes import opened
 from vkmoe.config import EngineConfig
-from vkmoe.devices import choose_device, list_devices
+from vkmoe.devices import choose_device, list_devices, open_device
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
 from vkmoe.llm import LLM, demo_model_path
@@ -24,6 +24,7 @@ from vkmoe.mode_trial import Measured, first_layers, measure_modes
 from vkmoe.models import open_model
 from vkmoe.placement import mode_choice, remembered
 from vkmoe.placement.decide import Choosing
+from vkmoe.placement.forecast import measured
 from vkmoe.placement.forecast.measured import Known, recall_speeds
 
 SLOTS: dict[str, Any] = {"device": "vulkan", "expert_slots": 4, "ctx_size": 64}  # cache or hybrid
@@ -151,6 +152,17 @@ def test_what_a_trial_found_corrects_predictions_and_speeds_are_measured_once(
     assert sum(x.startswith("measuring how fast") for x in caplog.messages) == 1
     remembered.remembered_path(device, "speeds").write_text("{}")
     assert recall_speeds(device, demo_model_path()) == Known(), "damaged: never measured"
+
+
+def test_shaders_on_a_cpu_are_timed_rather_than_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach a small part of what the CPU reads; how small differs from CPU to CPU."""
+    monkeypatch.setattr(measured, "measure_memory", lambda device: 5e8)
+    with open_device("vulkan", False, None) as device:
+        speeds = measured.measure_speeds(device, demo_model_path())
+    assert speeds.device == 5e8 < speeds.host
+    with Engine(demo_model_path(), EngineConfig(**SHARED)) as engine:
+        found = engine.prediction
+    assert 1 / found.rate == pytest.approx((found.bytes.trunk + found.bytes.experts) / 5e8)
 
 
 def test_a_short_context_is_walked_again() -> None:

@@ -128,7 +128,8 @@ class Engine(Closing):
             opening = open_device(config.device, config.validation, config.threads)
             self.device = self._cleanup.enter_context(opening)
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
-            info, choosing = self.device.info, Choosing(lambda: self._speeds(config))
+            info = self.device.info
+            choosing = Choosing(lambda: self._speeds(config), known=info.is_uma)  # it has no link
             tuning = tuning or tuning_for(info, config.tuning)
             decision = decide_with(
                 self._choice,

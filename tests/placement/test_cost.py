@@ -256,9 +256,10 @@ def test_speeds_that_are_not_known_are_those_of_the_kind(info: DeviceInfo) -> No
     assert min(vars(machine.speeds).values()) > 0
     assert machine.speeds.device == TYPICAL[info.type].speeds.device
     assert machine.shares_memory == info.is_uma
-    known = machine_of(info, Speeds(1e9, 2e9, 3e9, 4e9), GIB).speeds
-    assert (known.device, known.host, known.file) == (1e9, 3e9, 4e9)
-    assert known.link == known.copy == known.gather == (1e9 if info.is_uma else 2e9)
+    known = machine_of(info, Speeds(5e9, 2e9, 3e9, 4e9), GIB).speeds
+    assert (known.device, known.host, known.file) == (5e9, 3e9, 4e9)
+    assert known.link == known.copy == known.gather == (5e9 if info.is_uma else 2e9)
+    assert machine_of(info, Speeds(1e9, 2e9), GIB).speeds.link == 1e9, "no faster than at home"
 
 
 # ----- which plan -----

@@ -40,8 +40,9 @@ from vkmoe.facts import (
 )
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models import open_model
+from vkmoe.modes import RESIDENT
 from vkmoe.placement.decide import Choosing, Decision, decide, predictor_lines
-from vkmoe.placement.forecast.speeds import Speeds
+from vkmoe.placement.forecast.speeds import TYPICAL, Speeds
 from vkmoe.placement.memory import device_budget
 from vkmoe.placement.plan import DEFAULT_CTX_SIZE, context_size
 
@@ -292,17 +293,26 @@ def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
 GUESSING = CacheSettings(predictor="correlation")
 
 
-def decided_for(measure: Callable[[], Speeds], **asked: Any) -> Decision:
+def decided_for(measure: Callable[[], Speeds], known: bool = False, **asked: Any) -> Decision:
     """The decision for a tiny model."""
     with open_model(model_path("moe_plain")) as file:
         config = EngineConfig(ctx_size=16, **asked)
-        return decide(config, file, LAVAPIPE, choosing=Choosing(measure))
+        return decide(config, file, LAVAPIPE, choosing=Choosing(measure, known))
 
 
 def decided_lines(**asked: Any) -> list[Allocation]:
     """Of a predictor, in the plan for a tiny model."""
     plan = decided_for(Speeds, **asked).plan
     return [line for line in plan.lines if "predictor" in line.item]
+
+
+def test_speeds_that_are_at_hand_count_where_there_is_nothing_to_choose() -> None:
+    """All experts are on the device, and nothing is measured for that. `vkmoe plan` has speeds."""
+    found = decided_for(lambda: Speeds(device=7e9), known=True)
+    assert found.plan.mode == RESIDENT and found.machine.speeds.device == 7e9
+    usual = decided_for(lambda: Speeds(device=7e9))
+    assert usual.machine.speeds.device == TYPICAL["cpu"].speeds.device
+    assert usual.candidates[0].prediction.rate != found.candidates[0].prediction.rate
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def _choosing(machine: _Machine) -> Choosing:
     from vkmoe.placement.decide import Choosing
 
     speeds = machine.profile.speeds
-    return Choosing(lambda: speeds, corrections=machine.corrections or {})
+    return Choosing(lambda: speeds, known=True, corrections=machine.corrections or {})
 
 
 # ----- in words -----

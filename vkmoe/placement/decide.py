@@ -99,6 +99,7 @@ class Choosing:
     """Holds what plans are compared by, and which may be compared."""
 
     speeds: Callable[[], Speeds] = Speeds  # called where there is something to choose
+    known: bool = False  # the speeds are at hand: calling it measures nothing
     curve: HitCurve = MEAN_CURVE  # of hits, unless --expert-profile tells more
     corrections: Mapping[ModeName, float] = field(default_factory=dict)
     beside_cpu: bool = False  # the CPU may compute experts unasked
@@ -218,7 +219,7 @@ class _Given:
 
     def machine(self, measured: bool) -> Machine:
         """Describe the machine, by what is typical of its kind where nothing is to be measured."""
-        speeds = self.speeds if measured else Speeds()
+        speeds = self.speeds if measured or self.choosing.known else Speeds()
         found = machine_of(self.device, speeds, self.available_host_bytes)
         return replace(found, corrections=self.choosing.corrections)
 

@@ -23,7 +23,7 @@ from vkmoe.gguf_file.disk import read_speed
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import measure_memory
 from vkmoe.placement import remembered
-from vkmoe.placement.forecast.speeds import TYPICAL, Speeds
+from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.link import link_of_misses
 
 __all__ = ["Known", "measure_speeds", "recall_speeds", "remember_corrections"]
@@ -67,15 +67,12 @@ def measure_speeds(device: Device, model: Path, n_threads: int | None = None) ->
 
 
 def _of_device(device: Device, host: float) -> float:
-    """Measure device memory; 0 where that fails. The CPU reads `host` bytes per second.
+    """Measure device memory as shaders read it; 0 where that fails.
 
-    What shaders on a CPU reach of that is no question of memory: it is as usual.
+    The CPU reads `host` bytes per second; shaders that run on it reach a small part of that.
     """
     if not device.info.is_vulkan:
         return host
-    usual = TYPICAL[device.info.type].speeds
-    if device.info.is_cpu:
-        return host * usual.device / usual.host
     try:
         return measure_memory(device)
     except DeviceLostError:

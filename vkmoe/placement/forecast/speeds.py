@@ -68,7 +68,7 @@ TYPICAL: Mapping[str, Typical] = MappingProxyType(
             "dual-channel DDR5-5600 and an NVMe drive",
         ),
         "cpu": Typical(
-            Speeds(device=3e9, link=3e9, host=10e9, file=3e9),
+            Speeds(device=0.7e9, link=0.7e9, host=10e9, file=3e9),
             1,
             "what llvmpipe's shaders and ggml's kernels reach on two cores, and an NVMe drive",
         ),
@@ -97,8 +97,8 @@ def machine_of(device: DeviceInfo, speeds: Speeds, host_bytes: int) -> Machine:
     if not (device.is_vulkan and device.is_cpu) and device.is_uma:
         known["device"] = known["device"] or known["host"]
     found = {name: x or getattr(typical.speeds, name) for name, x in known.items()}
-    if device.is_uma:
-        found["link"] = found["device"]
+    # Kernels do over the link what they do in the device's memory: they cannot be faster there.
+    found["link"] = found["device"] if device.is_uma else min(found["link"], found["device"])
     found["copy"] = found["copy"] or found["link"]
     found["gather"] = found["gather"] or found["link"]
     rows = typical.rows if device.is_vulkan else CPU_ROWS
