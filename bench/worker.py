@@ -1,4 +1,4 @@
-"""A worker process of bench/decode.py: started, asked, ended; the protocol is in decode_worker.py.
+"""A worker process of a benchmark: started, asked, ended; the protocol is in decode_worker.py.
 
 Owns the process and the file its stderr goes to.
 """
@@ -75,6 +75,10 @@ class Worker(Closing):
         """Tokens (one more than timed) and the seconds of each of the `n_tokens` steps."""
         answer = self._ask({"do": "decode", "prompt": list(prompt), "tokens": n_tokens})
         return answer["tokens"], answer["seconds"]
+
+    def turn(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Decode these tokens, and return what plans_worker.py answers."""
+        return self._ask({"do": "turn", "tokens": list(tokens)})
 
     def perplexity(self, text: Path, window: int) -> tuple[int, list[float]]:
         """The tokens of a text, and the mean of minus the logs of probabilities of each window."""

@@ -251,6 +251,17 @@ def test_prompt_refuses_lengths_of_the_rival_alone(cache: list[str]) -> None:
     assert done.returncode == 2 and "--llama-lengths" in done.stderr
 
 
+def test_plans_beside_this_very_checkout(cache: list[str]) -> None:
+    """The other checkout's engine runs as a process of its own; here it is the same one."""
+    few = ["--only", "tiny", "--tokens", "2", "--warm", "9"]
+    few += ["--beside", str(ROOT), "--beside-python", sys.executable]
+    (found,) = document("plans", *few, *cache)["results"]["settings"].values()
+    assert found["this"]["slots"] == found["beside"]["slots"] == 4
+    assert found["predicted"] > 0 and found["over_other"]["n"] == 5
+    assert found["this"]["device_speed"] > found["this"]["link_speed"] > 0
+    assert found["this"]["link_speed"] < 1e8, "the link is slowed"
+
+
 def test_perplexity(tmp_path: Path) -> None:
     """Against vkmoe itself token by token; prompts differ from that by rounding."""
     text = tmp_path / "text.py"
