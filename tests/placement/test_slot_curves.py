@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import permutations, product
 from math import inf
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.engine.tiny import model_path
 from tests.experts.invented_traces import trace_of
 from tests.gpu.invented import DISCRETE_12
 from vkmoe.config import EngineConfig
@@ -19,11 +22,13 @@ from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study.replay import ENOUGH_TOKENS, Transfers, simulate
 from vkmoe.facts import MemoryPlan
+from vkmoe.models import open_model
 from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.placement.forecast.slot_curves import (
     LayerCurves,
     curves_of_counts,
     curves_of_trace,
+    known_curves,
     split_by_gain,
 )
 from vkmoe.placement.plan import plans
@@ -207,3 +212,17 @@ def test_a_short_trace_tells_nothing() -> None:
     routing = zipf(SKEWS, ENOUGH_TOKENS, 0)
     assert curves_of_trace(trace_of(routing[1:], 32)) is None
     assert curves_of_trace(trace_of(routing, 32)) is not None
+
+
+def test_a_pipe_is_left_to_what_follows_the_uses(tmp_path: Path) -> None:
+    """What one reader has taken of a pipe, no other gets."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(writer, b"{}")
+        with open_model(model_path("moe_plain")) as model:
+            assert known_curves(EngineConfig(expert_profile=str(pipe)), model) is None
+        assert os.read(writer, 9) == b"{}"
+    finally:
+        os.close(writer)

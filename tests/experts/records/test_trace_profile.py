@@ -79,6 +79,8 @@ def test_traces_of_other_models_are_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     path = written(tmp_path / "uses", [[0, 1]], **changes)
+    with path.open("a") as file:
+        file.write("damaged\n")  # what follows the header is not looked at
     with pytest.raises(VkmoeError, match=f"belongs to another model: its {words}") as caught:
         LLM(TINY, EngineConfig(device="cpu", expert_profile=str(path)))
     assert "vkmoe trace" in caught.value.hint

@@ -31,7 +31,7 @@ from vkmoe.experts.decide.token_table import (
     row_bytes,
 )
 from vkmoe.experts.records.importance import is_importance_file, read_importance, remembered
-from vkmoe.experts.records.trace import Trace, is_trace_file, read_trace
+from vkmoe.experts.records.trace import Trace, TraceHeader, is_trace_file, read_trace
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.header import shown
@@ -134,8 +134,16 @@ def trace_of_model(path: Path, model: ProfiledModel) -> Trace:
 
     Raises VkmoeError for a file that is damaged or belongs to another model.
     """
-    trace = read_trace(path, MOST_TRACED)
-    header, words = trace.header, dict(_WORDS, model="name")
+
+    def check(header: TraceHeader) -> None:
+        _check_header(path, header, model)
+
+    return read_trace(path, MOST_TRACED, check)
+
+
+def _check_header(path: Path, header: TraceHeader, model: ProfiledModel) -> None:
+    """Raise VkmoeError for the trace of another model, however long that is."""
+    words = dict(_WORDS, model="name")
     ours = {
         "architecture": model.architecture,
         "model": model.name,
@@ -151,7 +159,6 @@ def trace_of_model(path: Path, model: ProfiledModel) -> Trace:
                 f"{shown(str(found))}, this model's {shown(str(expected))}",
                 _OTHER_TRACE,
             )
-    return trace
 
 
 def load_profile(path: Path, model: ProfiledModel, n_vocab: int) -> History | None:

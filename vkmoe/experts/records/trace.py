@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
@@ -194,14 +194,19 @@ def is_trace_file(path: Path) -> bool:
     return isinstance(record, dict) and record.get("format") == FORMAT
 
 
-def read_trace(path: Path, most_tokens: int | None = None) -> Trace:
-    """Read a trace file, or its first `most_tokens`.
+def read_trace(
+    path: Path,
+    most_tokens: int | None = None,
+    check: Callable[[TraceHeader], None] = lambda header: None,
+) -> Trace:
+    """Read a trace file, or its first `most_tokens`; `check` its header before these.
 
-    Raises VkmoeError for a file that cannot be read, is damaged or holds no tokens.
+    Raises VkmoeError for a file that cannot be read, is damaged or holds no tokens, and what
+    `check` raises.
     """
     try:
         with path.open("rb") as file:
-            return _Reader(path, file).read(most_tokens)
+            return _Reader(path, file).read(most_tokens, check)
     except OSError as error:
         raise VkmoeError(
             f"the trace {path} cannot be read: {error.strerror}",
@@ -216,12 +221,13 @@ class _Reader:
         self._path, self._file = path, file
         self._line = 0  # number of the line being read, from 1
 
-    def read(self, most_tokens: int | None) -> Trace:
+    def read(self, most_tokens: int | None, check: Callable[[TraceHeader], None]) -> Trace:
         line = self._next_line(MAX_HEADER_BYTES)
         if not line.strip():
             raise VkmoeError(f"{self._path}: the trace is empty", _HINT)
         record = self._record(line)
         header, names = self._header(record), record.get("names_tokens") is True
+        check(header)
         ids: list[int] = []
         limit = MAX_HEADER_BYTES + header.n_layers * (header.n_used + 1) * 32
         routing: list[NDArray[np.uint32]] = []

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 from pathlib import Path
+from stat import S_ISREG
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +149,8 @@ def known_curves(config: EngineConfig, model: ModelFile) -> LayerCurves | None:
         found = path.stat()
     except OSError:
         return None
+    if not S_ISREG(found.st_mode):
+        return None  # a pipe is read once, by what follows the uses
     return _read(path, (found.st_mtime_ns, found.st_size), described, model.spec.n_vocab)
 
 
@@ -166,6 +169,8 @@ def _read(
         return curves_of_counts(counts, inf)
     if history.tokens is not None and len(history.tokens.ids):  # more text than is in the counts
         counts = _uses_of_tokens(history.tokens, counts.shape)
+    if not counts.any():
+        return None
     return curves_of_counts(counts, float(counts.sum(axis=1).max()) / model.n_used)
 
 
