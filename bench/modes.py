@@ -81,8 +81,7 @@ def _choose(
     if not question.close:
         return question.predicted, time.perf_counter() - began
     found = measure_modes(model, config, question, _tokens(model.spec.n_vocab))
-    times = {mode: measured.milliseconds for mode, measured in found.items()}
-    return question.answer(times, "the first layers"), time.perf_counter() - began
+    return question.answer(found, "the first layers"), time.perf_counter() - began
 
 
 def _tokens(n_vocab: int) -> list[int]:

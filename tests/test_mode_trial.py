@@ -20,7 +20,7 @@ from vkmoe.devices import choose_device, list_devices, open_device
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
 from vkmoe.llm import LLM, demo_model_path
-from vkmoe.mode_trial import Measured, first_layers, measure_modes
+from vkmoe.mode_trial import first_layers, measure_modes
 from vkmoe.models import open_model
 from vkmoe.placement import mode_choice, remembered
 from vkmoe.placement.decide import Choosing
@@ -73,8 +73,8 @@ def test_the_line_at_the_start_tells_which_mode_runs_and_why(
 ) -> None:
     """By the counters: which experts the CPU computed, and which were found on the device."""
     modes = ("cache", "hybrid") if options is SLOTS else ("resident", "cpu")
-    times = {other: Measured(1.0 if other == mode else 2.0, 1.0) for other in modes}
-    monkeypatch.setattr(mode_trial, "measure_modes", lambda *given: times)
+    ratios = {other: 1.0 if other == mode else 1e6 for other in modes}
+    monkeypatch.setattr(mode_trial, "measure_modes", lambda *given: ratios)
     turns = listed_turns(monkeypatch)
     with opened(None, EngineConfig(**options), verbose=False, quiet=False) as llm:
         llm.generate("def f(x):", max_tokens=6, temp=0, ignore_eos=True)
@@ -83,7 +83,7 @@ def test_the_line_at_the_start_tells_which_mode_runs_and_why(
         assert llm.plan.mode.name == mode
     (line,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("experts: "))
     assert line.startswith(f"experts: {mode}, ")
-    assert f"(measured of 2 of 6 layers: {mode} 1 ms, {_other(modes, mode)} 2" in line
+    assert f"(measured of 2 of 6 layers: {mode} " in line and f", {_other(modes, mode)} " in line
     assert bool(turns) == (mode in ("hybrid", "cpu"))
     share = tally.n_hits / tally.n_uses
     assert {"resident": share == 1, "cpu": share == 0}.get(mode, 0 < share < 1)
@@ -133,8 +133,8 @@ def test_what_a_trial_found_corrects_predictions_and_speeds_are_measured_once(
 ) -> None:
     """Of all models on this device; the speeds of memory are remembered, too."""
     caplog.set_level(logging.INFO, "vkmoe")
-    times = {"cache": Measured(1.0, 3.5), "hybrid": Measured(2.0, 0.5)}
-    monkeypatch.setattr(mode_trial, "measure_modes", lambda *given: times)
+    ratios = {"cache": 3.5, "hybrid": 0.5}
+    monkeypatch.setattr(mode_trial, "measure_modes", lambda *given: ratios)
     LLM(**SLOTS).close()
     device = choose_device(list_devices(), "vulkan")
     known = recall_speeds(device, demo_model_path())
@@ -148,6 +148,9 @@ def test_what_a_trial_found_corrects_predictions_and_speeds_are_measured_once(
         ]
     rates = [question.candidates["cache"].prediction.rate for question in found if question]
     assert rates[0] == pytest.approx(3.5 * rates[1])
+    with Engine(demo_model_path(), EngineConfig(expert_mode="cache", **SLOTS)) as engine:
+        run = engine.prediction
+    assert 1 / run.rate > 3.4 * run.layer_seconds, "a run goes by corrections, too"
     LLM(**SLOTS).close()
     assert sum(x.startswith("measuring how fast") for x in caplog.messages) == 1
     remembered.remembered_path(device, "speeds").write_text("{}")
@@ -172,8 +175,26 @@ def test_a_short_context_is_walked_again() -> None:
         question = mode_choice.mode_question(config, model, device)
         assert question is not None
         few = replace(model, spec=replace(model.spec, context_length=6))
-        times = measure_modes(few, config, question, [3, 4])
-    assert set(times) == {"cache", "hybrid"} and all(min(found) > 0 for found in times.values())
+        ratios = measure_modes(few, config, question, [3, 4])
+    assert set(ratios) == {"cache", "hybrid"} and min(ratios.values()) > 0
+
+
+def test_a_trial_is_held_against_a_prediction_without_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it decodes. Of so few layers reading the output matrix would be much of the time."""
+    device = choose_device(list_devices(), "vulkan")
+
+    def as_predicted(arm: Any) -> float:
+        found, speeds = arm._engine.prediction, recall_speeds(device, demo_model_path()).speeds
+        assert found.bytes.head > 0.05 * (found.bytes.trunk + found.bytes.experts)
+        seconds: float = 1 / found.rate - found.bytes.head / speeds.device
+        return seconds
+
+    monkeypatch.setattr(mode_trial._Arm, "seconds", as_predicted)
+    LLM(**SLOTS).close()
+    found = recall_speeds(device, demo_model_path()).corrections
+    assert found == pytest.approx({"cache": 1.0, "hybrid": 1.0})
 
 
 def test_the_first_layers_of_a_model_are_those_up_to_the_last_with_experts() -> None:

@@ -39,8 +39,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.expert_memory import BudgetWatch, ExpertMemory
-from vkmoe.placement.forecast.measured import recall_speeds
-from vkmoe.placement.forecast.speeds import Speeds
+from vkmoe.placement.forecast.measured import Known, recall_speeds
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.memory import available_bytes
@@ -128,8 +127,13 @@ class Engine(Closing):
             opening = open_device(config.device, config.validation, config.threads)
             self.device = self._cleanup.enter_context(opening)
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
-            info = self.device.info
-            choosing = Choosing(lambda: self._speeds(config), known=info.is_uma)  # it has no link
+            info, path = self.device.info, Path(self.model.file.path)
+            known = Known() if config.tuning == "table" else recall_speeds(info, path)
+            choosing = Choosing(  # the link is measured anew, where there is one
+                lambda: known.speeds.over_link(link_of_misses(self.device)),
+                known=info.is_uma,
+                corrections=known.corrections,
+            )
             tuning = tuning or tuning_for(info, config.tuning)
             decision = decide_with(
                 self._choice,
@@ -145,13 +149,6 @@ class Engine(Closing):
                 self.cpu = self._cleanup.enter_context(CpuDevice(config.threads))
             self._load(decision, progress, seed, checks)
             return self._cleanup.pop_all()
-
-    def _speeds(self, config: EngineConfig) -> Speeds:
-        """Return how fast memory is: the link as measured now, the rest as remembered."""
-        link, path = link_of_misses(self.device), Path(self.model.file.path)
-        if config.tuning == "table":
-            return Speeds().over_link(link)
-        return recall_speeds(self.device.info, path).speeds.over_link(link)
 
     def _load(
         self,

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 from vkmoe.choices import ModeName
 from vkmoe.closing import Closing
@@ -31,7 +30,7 @@ from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, known_choice, 
 from vkmoe.placement.placer import Progress
 from vkmoe.placement.remembered import tuning_for
 
-__all__ = ["Measured", "choose_mode", "first_layers", "measure_modes"]
+__all__ = ["choose_mode", "first_layers", "measure_modes"]
 
 log = logging.getLogger("vkmoe")
 N_LAYERS = 2  # with experts, that are measured
@@ -39,6 +38,7 @@ N_TOKENS = 4  # of a round
 # Rounds of each mode, at least and at most: no more begin after so many seconds.
 WARM_ROUNDS, WARM_SECONDS = (2, 24), 2.0
 ROUNDS, SECONDS = (5, 24), 2.0
+MOST_RATIO = 8.0  # of measured and predicted times; what is further off, nothing here explains
 N_CONTEXT = N_TOKENS * (WARM_ROUNDS[1] + ROUNDS[1])
 
 # What the measured modes read: any text that a model knows the words of.
@@ -89,18 +89,17 @@ def choose_mode(
     except (VkmoeError, OSError, MemoryError) as error:
         log.warning("where experts are computed best cannot be measured: %s", str(error))
         return question.predicted
-    times = {mode: measured.milliseconds for mode, measured in found.items()}
-    if question.predicted.mode not in times:
+    if question.predicted.mode not in found:
         return question.predicted  # it may have room where it is alone
-    part = min(N_LAYERS, len(model.spec.moe_layers))
-    what = f"{part} of {len(model.spec.moe_layers)} layers"
+    part, n_layers = min(N_LAYERS, len(model.spec.moe_layers)), len(model.spec.moe_layers)
+    choice = question.answer(found, f"{part} of {n_layers} layers")
     try:
-        if set(times) == set(question.close):
-            question.remember(times, what)
-            remember_corrections(device, {m: found[m].correction for m in found})
+        if set(found) == set(question.close):
+            question.remember(choice)
+            remember_corrections(device, found)
     except OSError as error:
         log.info("what was measured cannot be remembered: %s", error.strerror)
-    return question.answer(times, what)
+    return choice
 
 
 def _question(model: ModelFile, config: EngineConfig, device: DeviceInfo) -> ModeQuestion | None:
@@ -127,24 +126,19 @@ def _question(model: ModelFile, config: EngineConfig, device: DeviceInfo) -> Mod
         return question
 
 
-class Measured(NamedTuple):
-    """Holds the time of a token of the first layers, and how much more that is than predicted."""
-
-    milliseconds: float
-    correction: float
-
-
 def measure_modes(
     model: ModelFile,
     config: EngineConfig,
     question: ModeQuestion,
     tokens: Sequence[int],
     progress: Progress | None = None,
-) -> dict[ModeName, Measured]:
+) -> dict[ModeName, float]:
     """Measure a decoded token in each mode that is close to the best, in turns.
 
-    A mode whose layers cannot be loaded beside the others is left out. Raises ModelFileError, and
-    GpuErrors of a device that fails while it computes.
+    Return the time of each over the predicted one, both of the first layers and without logits:
+    reading the output matrix would be most of so few layers. A mode whose layers cannot be loaded
+    beside the others is left out. Raises ModelFileError, and GpuErrors of a device that fails while
+    it computes.
     """
     assert tokens and question.close
     text = [tokens[index % len(tokens)] for index in range(N_CONTEXT)]
@@ -159,16 +153,18 @@ def measure_modes(
                 log.info("mode %s cannot be measured: %s", mode, str(error))
         _rounds(arms, WARM_ROUNDS, WARM_SECONDS)
         found = _rounds(arms, ROUNDS, SECONDS)
-        return {
-            mode: Measured(median(times), 1e-3 * median(times) * arms[mode].predicted_rate)
-            for mode, times in found.items()
-        }
+        return {mode: _ratio(times, arms[mode].predicted) for mode, times in found.items()}
+
+
+def _ratio(seconds: Sequence[float], predicted: float) -> float:
+    """Return how much more a token takes than predicted, within what may be believed."""
+    return min(max(median(seconds) / predicted, 1 / MOST_RATIO), MOST_RATIO)
 
 
 def _rounds(
     arms: Mapping[ModeName, _Arm], at_least_and_most: tuple[int, int], seconds: float
 ) -> dict[ModeName, list[float]]:
-    """Let each mode decode some tokens in turns; return its milliseconds of a token in each."""
+    """Let each mode decode some tokens in turns; return its seconds of a token in each."""
     least, most = at_least_and_most
     found: dict[ModeName, list[float]] = {mode: [] for mode in arms}
     began = time.perf_counter()
@@ -176,7 +172,7 @@ def _rounds(
         if index >= least and time.perf_counter() - began > seconds:
             break
         for mode, arm in arms.items():
-            found[mode].append(arm.milliseconds())
+            found[mode].append(arm.seconds())
     return found
 
 
@@ -216,20 +212,20 @@ def _config_of(
 
 
 class _Arm(Closing):
-    """Decodes a text in one mode; owns the engine. `predicted_rate` is in tokens per second."""
+    """Decodes a text in one mode; owns the engine. `predicted` are the seconds of a token."""
 
     def __init__(self, engine: Engine, text: Sequence[int]) -> None:
         self._engine, self._text, self._position = engine, text, 0
-        self.predicted_rate = engine.prediction.rate
+        self.predicted = engine.prediction.layer_seconds
 
-    def milliseconds(self) -> float:
+    def seconds(self) -> float:
         """Decode the tokens of a round; return the time of one. Raises GpuErrors."""
         began, first = time.perf_counter(), self._position
         self._position += N_TOKENS
         for position in range(first, self._position):
             token, place = self._text[position], position % self._engine.ctx_size
             self._engine.run_token(token, place, with_logits=False)
-        return 1e3 * (time.perf_counter() - began) / N_TOKENS
+        return (time.perf_counter() - began) / N_TOKENS
 
     def close(self) -> None:
         """Free all. May be called twice."""

@@ -28,6 +28,7 @@ from vkmoe.placement.mode_choice import (
     known_choice,
     mode_question,
 )
+from vkmoe.placement.plan import Candidate
 
 BIG, SMALL = "qwen3-30b-a3b", "olmoe-1b-7b"  # 17 and 4 GiB in Q4_K
 ROOM = 40 * GIB  # of the host
@@ -126,10 +127,30 @@ def test_what_reads_the_file_is_not_measured() -> None:
     assert not replace(found, candidates={**found.candidates, "hybrid": hybrid}).close
 
 
-def test_the_fastest_is_chosen() -> None:
-    times: Any = {"cache": 5.0, "hybrid": 4.99}
-    found = asked("rtx3060-12gb").answer(times, "2 of 48 layers")
-    assert found == ModeChoice("hybrid", "measured of 2 of 48 layers: hybrid 4.99 ms, cache 5")
+def test_the_fastest_is_chosen_by_prompt_and_reply_of_the_whole_model() -> None:
+    """As predicted, and corrected by what was measured; what was not is no choice."""
+    question = asked("rtx3060-12gb")
+    cache, hybrid = (question.candidates[mode].prediction for mode in ("cache", "hybrid"))
+    assert cache.prompt_rate > 3 * hybrid.prompt_rate
+    a_little_faster = 1.96 * hybrid.rate / cache.rate
+    found = question.answer({"cache": 2.0, "hybrid": a_little_faster}, "2 of 48 layers")
+    rates = f"cache {cache.rate / 2:.3g}, hybrid {cache.rate / 1.96:.3g} tok/s"
+    assert found == ModeChoice("cache", f"measured of 2 of 48 layers: {rates}")
+    found = question.answer({"cache": 2.0, "hybrid": 1.0}, "2 of 48 layers")
+    assert found.mode == "hybrid" and "cpu" not in found.reason
+
+
+def test_a_new_measurement_replaces_an_earlier_correction() -> None:
+    """It is held against what bytes and speeds alone predict."""
+    question, ratios = asked("rtx3060-12gb"), {"cache": 2.0, "hybrid": 1.0}
+    machine = replace(question.machine, corrections={"cache": 1.6, "hybrid": 0.8})
+    slower = {
+        mode: replace(x, prediction=replace(x.prediction, rate=x.prediction.rate / c))
+        for mode, x in question.candidates.items()
+        if (c := machine.correction(mode))
+    }
+    corrected = replace(question, candidates=slower, machine=machine)
+    assert corrected.answer(ratios, "some") == question.answer(ratios, "some")
 
 
 def test_the_first_layers_of_the_cpu_are_a_choice_too() -> None:
@@ -140,21 +161,21 @@ def test_the_first_layers_of_the_cpu_are_a_choice_too() -> None:
     assert choice.asked(EngineConfig()) == EngineConfig(n_cpu_moe=choice.cpu_layers)
 
 
-TIMES: Any = {"cache": 5.0, "hybrid": 3.0}
+CACHE, HYBRID = ModeChoice("cache", "measured: cache"), ModeChoice("hybrid", "measured: hybrid")
 
 
 def test_what_was_measured_is_remembered_of_each_model_and_its_options(folder: Path) -> None:
     card = asked("rtx3060-12gb")
     assert card.recall() is None
-    card.remember(TIMES, "2 of 48 layers")
-    asked("rtx3060-12gb", threads=3).remember({**TIMES, "cache": 1.0}, "2 of 48 layers")
-    assert asked("rtx3060-12gb").recall() == card.answer(TIMES, "2 of 48 layers")
+    card.remember(HYBRID)
+    asked("rtx3060-12gb", threads=3).remember(CACHE)
+    assert asked("rtx3060-12gb").recall() == HYBRID
     assert asked("rtx3060-12gb", threads=3).recall().mode == "cache"
     assert asked("rtx3060-12gb", vram_margin="600MiB").recall().mode == "hybrid"
     others = ({"vram_margin": "5GiB"}, {"threads": 2}, {"expert_predictor": "none"})
     assert not any(asked("rtx3060-12gb", **other).recall() for other in others)
     assert asked("8gb-nobar").recall() is None and len(list(folder.iterdir())) == 1
-    card.remember({**TIMES, "hybrid": 9.0}, "1 of 48 layers")
+    card.remember(CACHE)
     assert card.recall().mode == "cache", "the newest measurement counts"
 
 
@@ -165,12 +186,10 @@ CHANGES: dict[str, Change] = {
     "vkmoe": lambda it: it.update(vkmoe="0.0.1"),
     "cpu": lambda it: it.update(cpu="another"),
     "model": lambda it: it["modes"][0].update(model="another"),
-    "no mode": lambda it: it["modes"][0]["times"].update(teleport=1.0),
-    "no time": lambda it: it["modes"][0]["times"].update(cache="soon"),
-    "never": lambda it: it["modes"][0]["times"].update(cache=0),
-    "nothing": lambda it: it["modes"][0].update(times={}),
-    "no numbers": lambda it: it["modes"][0].update(times=["cpu"]),
-    "no text": lambda it: it["modes"][0].update(what=7),
+    "no mode": lambda it: it["modes"][0].update(mode="teleport"),
+    "no choice": lambda it: it["modes"][0].pop("mode"),
+    "no text": lambda it: it["modes"][0].update(reason=7),
+    "no entry": lambda it: it.update(modes=["cpu"]),
     "no list": lambda it: it.update(modes=7),
     "gone": lambda it: it.pop("modes"),
 }
@@ -181,15 +200,21 @@ def test_what_does_not_fit_or_is_damaged_counts_as_never_measured(
     change: str, folder: Path
 ) -> None:
     question: ModeQuestion = asked("rtx3060-12gb")
-    path = question.remember(TIMES, "2 of 48 layers")
+    path = question.remember(HYBRID)
     document = json.loads(path.read_text())
     CHANGES[change](document)
     path.write_text(json.dumps(document))
     assert question.recall() is None
-    question.remember(TIMES, "2 of 48 layers")
+    question.remember(HYBRID)
     assert question.recall() is not None, "it is written anew"
     path.write_bytes(b"[" * 100_000)
     assert question.recall() is None
+
+
+def _slow(question: ModeQuestion) -> Candidate:
+    """The plan of the mode hybrid, if a correction were learned that makes its tokens slow."""
+    found = question.candidates["hybrid"]
+    return replace(found, prediction=replace(found.prediction, rate=1.0))
 
 
 @pytest.mark.usefixtures("wide")
@@ -199,8 +224,10 @@ def test_what_is_known_without_measuring() -> None:
     found = known_choice(question, config)
     assert found is not None and found.mode == "cache"
     assert found.reason.startswith("predicted: cache ") and found.reason.endswith("run measures")
-    question.remember(TIMES, "2 of 48 layers")
-    assert known_choice(question, config) == question.recall()
+    question.remember(HYBRID)
+    assert known_choice(question, config) == question.recall() == HYBRID
+    apart = replace(question, candidates={**question.candidates, "hybrid": _slow(question)})
+    assert not apart.close and known_choice(apart, config) == HYBRID, "the answer stays the same"
     by_table = known_choice(question, EngineConfig(tuning="table"))
     assert by_table == question.predicted and "measure" not in str(by_table)
     clear = asked("8gb-nobar")

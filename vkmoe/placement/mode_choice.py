@@ -26,12 +26,13 @@ from vkmoe.models import ModelFile
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement import remembered
 from vkmoe.placement.decide import Choosing, Decision, decide
+from vkmoe.placement.forecast.speeds import Machine
 from vkmoe.placement.plan import Candidate
 
 __all__ = [
     "ModeChoice",
     "ModeQuestion",
-    "Times",
+    "Ratios",
     "decide_with",
     "known_choice",
     "mode_question",
@@ -40,14 +41,14 @@ __all__ = [
 log = logging.getLogger("vkmoe")
 LEAST_EXPERTS = 256 << 20  # bytes in a file; with fewer no mode is slow
 MODEL_ERROR = 0.3  # of a predicted time: plans that are nearer to each other are measured
-_FORMAT, _VERSION, _MOST_ENTRIES = "vkmoe expert modes", 2, 64
+_FORMAT, _VERSION, _MOST_ENTRIES = "vkmoe expert modes", 3, 64
 # What changes no token's time, or by the slots alone, which count by themselves.
 _OTHER_OPTIONS = (
     "device", "validation", "expert_stats", "expert_profile", "ctx_size", "vram_margin",
     "expert_slots", "expert_cache",
 )  # fmt: skip
 
-Times = Mapping[ModeName, float]  # milliseconds of a token, of each mode that could be measured
+Ratios = Mapping[ModeName, float]  # measured over predicted times of a token, of each mode
 
 
 class ModeChoice(NamedTuple):
@@ -85,6 +86,7 @@ class ModeQuestion:
     device: DeviceInfo
     candidates: Mapping[ModeName, Candidate]  # the best plan of each mode, the fastest first
     all: tuple[Candidate, ...]
+    machine: Machine  # by which these were compared
     n_layers: int  # with experts
     model: str  # these two tell when a measurement holds no more
     settings: str
@@ -107,12 +109,19 @@ class ModeQuestion:
         reads = any(each.prediction.file_share for each in found.values())
         return {} if reads or len(found) == 1 else found
 
-    def answer(self, times: Times, what: str) -> ModeChoice:
-        """Choose the fastest mode; `what` was measured."""
-        best = min(times, key=times.__getitem__)
-        others = [f"{mode} {time:.3g}" for mode, time in times.items() if mode != best]
-        each = ", ".join([f"{best} {times[best]:.3g} ms", *others])
-        return self._choice(best, f"measured of {what}: {each}")
+    def answer(self, ratios: Ratios, what: str) -> ModeChoice:
+        """Choose the mode that is fastest as predictions are corrected; `what` was measured."""
+        rates = {
+            mode: self.candidates[mode].prediction.rate * self.machine.correction(mode) / ratio
+            for mode, ratio in ratios.items()
+        }
+        seconds = {
+            mode: replace(self.candidates[mode].prediction, rate=rate).seconds
+            for mode, rate in rates.items()
+        }
+        in_order = sorted(seconds, key=seconds.__getitem__)
+        each = ", ".join(f"{mode} {rates[mode]:.3g}" for mode in in_order)
+        return self._choice(in_order[0], f"measured of {what}: {each} tok/s")
 
     def _choice(self, mode: ModeName, reason: str) -> ModeChoice:
         n_cpu = self.candidates[mode].plan.cpu_layers
@@ -121,17 +130,18 @@ class ModeQuestion:
     # ----- what is remembered -----
 
     def recall(self) -> ModeChoice | None:
-        """Return what was measured before; None where nothing was, or it holds no more."""
+        """Return what was chosen by a trial before; None where none was, or it holds no more."""
         for entry in self._entries():
             same = (entry["model"], entry["settings"]) == (self.model, self.settings)
-            if same and set(entry["times"]) <= set(self.candidates):
-                return self.answer(entry["times"], entry["what"])
+            if same and entry["mode"] in self.candidates:
+                return self._choice(entry["mode"], entry["reason"])
         return None
 
-    def remember(self, times: Times, what: str) -> Path:
-        """Write what was measured beside what is remembered of other models. Raises OSError."""
-        new = {"model": self.model, "settings": self.settings, "what": what, "times": dict(times)}
+    def remember(self, choice: ModeChoice) -> Path:
+        """Write what a trial chose beside what is remembered of other models. Raises OSError."""
         same = self.model, self.settings
+        new = {"model": self.model, "settings": self.settings}
+        new |= {"mode": choice.mode, "reason": choice.reason}
         kept = [each for each in self._entries() if (each["model"], each["settings"]) != same]
         document = {**_identity(self.device), "modes": [new, *kept][:_MOST_ENTRIES]}
         return remembered.write_remembered(self._path, document)
@@ -153,10 +163,12 @@ def known_choice(question: ModeQuestion | None, config: EngineConfig) -> ModeCho
     """Return what is chosen without measuring now; None where there is no choice."""
     if question is None:
         return None
-    if config.tuning == "table" or not question.close:
+    if config.tuning == "table":
         return question.predicted
+    if (found := question.recall()) is not None or not question.close:
+        return found or question.predicted
     mode, reason, n_layers = question.predicted
-    return question.recall() or ModeChoice(mode, f"{reason}; the first run measures", n_layers)
+    return ModeChoice(mode, f"{reason}; the first run measures", n_layers)
 
 
 def decide_with(
@@ -193,7 +205,8 @@ def mode_question(
         return None
     asked = replace(choosing or Choosing(), beside_cpu=True)
     free = available_host_bytes
-    found = decide(config, model, device, tuning, asked, available_host_bytes=free).candidates
+    decided = decide(config, model, device, tuning, asked, available_host_bytes=free)
+    found = decided.candidates
     best: dict[ModeName, Candidate] = {}
     for candidate in found:
         best.setdefault(candidate.plan.mode.name, candidate)
@@ -205,7 +218,8 @@ def mode_question(
     }
     described = _fingerprint(model.spec, model.tensors)
     n_layers = len(model.spec.moe_layers)
-    return ModeQuestion(device, best, found, n_layers, described, _settings(config, shares))
+    settings = _settings(config, shares)
+    return ModeQuestion(device, best, found, decided.machine, n_layers, described, settings)
 
 
 # ----- what a measurement depends on -----
@@ -239,10 +253,9 @@ def _fingerprint(*described: object) -> str:
 
 def _checked(entry: Any) -> dict[str, Any]:
     """Check what a file has on one model. Raises what reading a damaged one raises."""
-    times = {mode: float(time) for mode, time in entry["times"].items()}
-    sound = times and set(times) <= set(get_args(ModeName))
-    if not sound or not all(0 < time < 1e7 for time in times.values()):
+    names = ("model", "settings", "mode", "reason")
+    if not all(isinstance(entry[name], str) for name in names):
         raise ValueError(entry)
-    if not all(isinstance(entry[name], str) for name in ("model", "settings", "what")):
+    if entry["mode"] not in get_args(ModeName):
         raise ValueError(entry)
-    return {**entry, "times": times}
+    return {name: entry[name] for name in names}

@@ -51,6 +51,7 @@ class TokenBytes:
     experts: int  # as the device has them
     others: int  # the same experts where they are read otherwise: in host memory, or by the CPU
     trunk_in_host: int = 0  # a part of the trunk, read over the link
+    head: int = 0  # a part of the trunk, which only a token reads that wants logits
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Prediction:
     prompt_rate: float  # of a prompt of PROMPT_TOKENS
     without_hits: float | None  # of a cache: where no expert that a token uses is in a slot
     with_hits_alone: float | None  # where all are
+    layer_seconds: float  # of a token that wants no logits, as bytes and speeds alone have it
     bound: str  # what it waits for, in words
 
     @property
@@ -90,7 +92,10 @@ def token_bytes(
         others = sum(map(sum, weights.file_spans)) * n_used // n_experts
     in_host = sum(weights.trunk_pieces(host_layers)[1])
     trunk -= 0 if spec.tied_embeddings else embedding_bytes
-    return TokenBytes(trunk, experts, others, in_host)
+    if weights.mapped:
+        return TokenBytes(trunk, experts, others, in_host)
+    head = embedding_bytes if spec.tied_embeddings else weights.pieces[-1]
+    return TokenBytes(trunk, experts, others, in_host, min(head, trunk))
 
 
 def hit_rate_of(plan: MemoryPlan, spec: ModelSpec, curve: HitCurve) -> tuple[float, str]:
@@ -155,6 +160,7 @@ def predict(
         prompt_rate=_rate(found.prompt() / PROMPT_TOKENS),
         without_hits=_rate(found.token(0.0)) if cached else None,
         with_hits_alone=_rate(found.token(1.0)) if cached else None,
+        layer_seconds=found.plain_token(found.hits) - read.head / machine.speeds.device,
         bound=found.bound,
     )
 
@@ -208,6 +214,10 @@ class _Times:
         return " and ".join(names)
 
     def token(self, hits: float) -> float:
+        """Return the seconds of a token that is decoded, at a hit rate, as trials corrected it."""
+        return self.plain_token(hits) * self._machine.correction(self._plan.mode.name)
+
+    def plain_token(self, hits: float) -> float:
         """Add up the seconds of a token that is decoded, at a hit rate."""
         read, speeds = self._read, self._speeds
         trunk = (read.trunk - read.trunk_in_host) / speeds.device + read.trunk_in_host / speeds.link
@@ -218,7 +228,7 @@ class _Times:
         seconds += min(self.in_file, 1.0 if not self._machine.is_vulkan else 1.0 - hits) * (
             read.others / speeds.file
         )
-        return (seconds + self._stops()) * self._machine.corrections.get(self._plan.mode.name, 1.0)
+        return seconds + self._stops()
 
     def _beside_cpu(self, hits: float) -> float:
         """Add up the seconds of experts that a GPU and the CPU share, by how many miss in a layer.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from statistics import geometric_mean
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -88,6 +89,11 @@ class Machine:
     host_bytes: int = 1 << 62  # that are free
     # Measured over predicted times of tokens, of each mode that was measured on this device.
     corrections: Mapping[ModeName, float] = field(default_factory=dict)
+
+    def correction(self, mode: ModeName) -> float:
+        """Return the correction of a mode; of one that was not measured, the mean of the others."""
+        found = self.corrections
+        return found.get(mode) or (geometric_mean(found.values()) if found else 1.0)
 
 
 def machine_of(device: DeviceInfo, speeds: Speeds, host_bytes: int) -> Machine:
