@@ -6,12 +6,14 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.live import live_objects
 from vkmoe.errors import GpuError, OutOfMemoryError
+from vkmoe.facts import Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import link_speed
 from vkmoe.gpu.device import Device
@@ -67,6 +69,24 @@ def test_this_device_has_a_speed(device: Device) -> None:
     speed = measure_link(device)
     assert 1e6 < speed.read_bytes_per_second < 1e13
     assert 1e6 < speed.copy_bytes_per_second < 1e13
+
+
+def test_a_small_heap_beside_that_of_the_device_is_no_bound(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window of 256 MiB that the host can write: a sixteenth of that would fit into caches."""
+    taken, allocate = [], device.allocate
+
+    def noted(intent: Any, n_bytes: int, name: Any) -> Any:
+        taken.append(n_bytes)
+        return allocate(intent, n_bytes, name)
+
+    monkeypatch.setattr(device, "allocate", noted)
+    assert link_speed.measure_memory(device) > 0
+    window = Heap(size=1 << 20, device_local=True)
+    monkeypatch.setattr(device, "info", replace(device.info, heaps=(*device.info.heaps, window)))
+    assert link_speed.measure_memory(device) > 0
+    assert taken[0] == taken[1] >= 64 << 20
 
 
 def test_the_best_of_the_repeats_counts(monkeypatch: pytest.MonkeyPatch) -> None:

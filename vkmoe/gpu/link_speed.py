@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from vkmoe.gpu.backend import Backend
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 
@@ -110,9 +110,11 @@ def measure_link(device: Device, slice_bytes: int | None = None) -> LinkSpeed:
 def measure_memory(device: Device) -> float:
     """Time kernel reads of device memory, more than caches hold: the best bytes per second.
 
-    Takes up to 512 MiB, or a sixteenth of the smallest heap that is the device's. Raises GpuErrors.
+    Takes up to 512 MiB, or a sixteenth of the heap that they are in. Raises GpuErrors.
     """
-    room = min(heap.size for heap in device.info.heaps) // 16 // N_SLICES
+    info = device.info
+    kind = info.memory_types[memory_type_candidates(info, "device")[0]]
+    room = info.heaps[kind.heap].size // 16 // N_SLICES
     slice_bytes = max(GROUP_BYTES, min(MEMORY_SLICE_BYTES, room) // GROUP_BYTES * GROUP_BYTES)
     if device.info.is_cpu:
         slice_bytes = min(slice_bytes, MEMORY_SLICE_BYTES // 4)
