@@ -160,6 +160,14 @@ def test_slots_for_all_experts_are_no_cache(info: DeviceInfo, asked: dict[str, A
     assert sizing_of(made).n_slots_smallest_layer == N_EXPERTS
 
 
+@pytest.mark.parametrize("asked", [{"expert_slots": 128}, {"expert_cache": "20GiB"}])
+@pytest.mark.parametrize("info", [ROOMY, LAVAPIPE], ids=lambda info: info.type)
+def test_a_cache_can_have_slots_for_all_experts(info: DeviceInfo, asked: dict[str, Any]) -> None:
+    made = planned(info, ram=44 * GIB, expert_mode="cache", **asked)
+    assert made.mode.experts_in == "cache"
+    assert made.expert_slots == (N_EXPERTS,) * len(WEIGHTS.spans)
+
+
 @one_and_two_sizes
 @pytest.mark.parametrize("n_slots", [1, 2, 9])
 def test_a_size_is_not_exceeded_by_what_allocations_add(weights: WeightBytes, n_slots: int) -> None:

@@ -416,9 +416,7 @@ class _Cache(_Placing):
         return slots, pool
 
     def _check(self, asked: _Asked | None, pool: PoolPlan | None, free: int) -> None:
-        if asked and (
-            min(asked.slots) >= self._layout.n_experts or self._needed(asked.slots) > free
-        ):
+        if asked and self._needed(asked.slots) > free:
             raise self._too_much(asked, pool, max(0, free))
 
     def _shared_pool(self) -> PoolPlan:
