@@ -15,6 +15,7 @@ from tests.placement.invented_models import plan
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan
 from vkmoe.placement.forecast.cost import (
     GATHER_SECONDS,
+    LOST,
     MOVING,
     STOP_SECONDS,
     file_share_of,
@@ -212,17 +213,32 @@ def test_exchanging_needs_homes_to_leave_to() -> None:
     n_slots, n_all = sum(made.expert_slots), 48 * N_EXPERTS
     free, _ = hit_rate_of(replace(made, exchanges=False), SPEC, MEAN_CURVE)
     rates = []
-    for spare in (0, 72, 120, 10**6):
+    for spare in (0, 9, 72, 10**6):
         few = replace(made, host_slots=(n_all - n_slots + spare,))
         rates.append(hit_rate_of(few, SPEC, MEAN_CURVE)[0])
     assert rates[0] == pytest.approx(n_slots / n_all) and rates[-1] == pytest.approx(free)
-    share = MOVING[1] + 0.5 * (MOVING[2] - MOVING[1])  # one and a half in each layer
-    assert rates[1] == pytest.approx(rates[0] + (free - rates[0]) * share)
+    shares = [(rate - rates[0]) / (free - rates[0]) for rate in rates]
+    assert MOVING[2] < shares[1] < MOVING[3], "three for every 16 layers, which all share"
+    assert shares[2] == pytest.approx((MOVING[-3] + MOVING[-2]) / 2), "one and a half in each layer"
     assert rates == sorted(rates)
 
 
+def test_little_is_lacking_yet_much_is_read_from_the_file() -> None:
+    """Who leaves the device for another is in no memory, where not all are to have one."""
+    made = replace(planned(DISCRETE_12, ram=16 * GIB), exchanges=False)
+    n_slots, n_all = sum(made.expert_slots), 48 * N_EXPERTS
+    missed = 1 - hit_rate_of(made, SPEC, MEAN_CURVE)[0]
+    shares = []
+    for n_lacking in (1, n_all // 8, n_all - n_slots):
+        few = replace(made, host_slots=(n_all - n_slots - n_lacking,))
+        shares.append(file_share_of(few, SPEC, MEAN_CURVE, MACHINE))
+    assert shares[0] == pytest.approx(LOST * missed, rel=0.01)
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(missed)
+
+
 def test_what_is_read_from_the_file_takes_its_time() -> None:
-    """Half of the experts in a pool: the others' share of the uses is by the curve."""
+    """Half of the experts in a pool: the others' share of the uses is by the curve, and a quarter
+    of what is missed besides was lost when it left a slot."""
     model = model_of(QWEN3)
     made = decided(model, read_profile("8gb-nobar"), host_pool="4GiB", expert_slots=8)
     read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
@@ -231,7 +247,11 @@ def test_what_is_read_from_the_file_takes_its_time() -> None:
         made.plan, model.spec, read, replace(MACHINE, speeds=replace(SPEEDS, file=1e15))
     )
     slow = predict(made.plan, model.spec, read, MACHINE)
-    assert slow.file_share == pytest.approx(1 - MEAN_CURVE.rate(held)) and slow.file_share > 0.1
+    lacking, missed = (
+        1 - MEAN_CURVE.rate(held),
+        1 - hit_rate_of(made.plan, model.spec, MEAN_CURVE)[0],
+    )
+    assert slow.file_share == pytest.approx(lacking + LOST * (missed - lacking))
     waited = slow.file_share * read.others / 1e9
     assert 1 / slow.rate - 1 / quick.rate == pytest.approx(waited, rel=1e-3)
     assert slow.bound.endswith("the file") and slow.prompt_rate < quick.prompt_rate

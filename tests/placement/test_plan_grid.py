@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,11 @@ from vkmoe.placement.decide import Decision
 from vkmoe.placement.memory import device_budget, host_budget
 
 GIB, MIB = 1 << 30, 1 << 20
+CARD_12 = next(machine for machine in MACHINES if machine[:2] == (12, 32))
+# Card and RAM just hold some model, or just do not.
+TIGHT = [CARD_12._replace(free=n * GIB) for n in (8, 9, 10, 18, 19, 20, 21, 22)]
+# Lines of experts, and of places that some plans have for moving them.
+OPTIONAL = ("expert", "host pool", "landing", "gathered", "brought")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +38,24 @@ def name_of(machine: Machine) -> str:
     return f"{machine.card or 'shared'}-{machine.ram}"
 
 
+def check_the_file(made: Decision, machine: Machine) -> bool:
+    """Check that a plan reads nothing of it, if card and RAM hold the model; say if they do."""
+    plan, room = made.plan, host_budget(machine.free)
+    if machine.card:
+        room += device_budget(machine.info, machine.free)
+    others = sum(
+        line.n_bytes
+        for line in plan.lines
+        if line.place != "file" and not line.item.startswith(OPTIONAL)
+    )
+    margin = 2 * max(made.weights.spans) + 64 * MIB
+    if expert_bytes(made) + others + margin > room:
+        return False
+    assert made.candidates[0].prediction.file_share == 0, machine[:2]
+    assert plan.executor == "fused" and (not plan.host_slots or plan.exchanges)
+    return True
+
+
 each_model = pytest.mark.parametrize("name", MODELS)
 each_machine = pytest.mark.parametrize("machine", MACHINES, ids=name_of)
 
@@ -41,24 +64,16 @@ each_machine = pytest.mark.parametrize("machine", MACHINES, ids=name_of)
 def test_no_byte_is_read_from_the_file_where_card_and_ram_hold_the_model(
     name: str, models: dict[str, ModelFile]
 ) -> None:
-    """Card and RAM less what is left to others, and less what is no expert."""
-    n_held = 0
-    for machine in MACHINES:
-        made = plan_of(models[name], machine)
-        plan, room = made.plan, host_budget(machine.free)
-        if machine.card:
-            room += device_budget(machine.info, machine.free)
-        others = sum(
-            line.n_bytes
-            for line in plan.lines
-            if line.place != "file" and not line.item.startswith(("expert", "host pool"))
-        )
-        margin = 2 * max(made.weights.spans) + 64 * MIB
-        if expert_bytes(made) + others + margin <= room:
-            assert made.candidates[0].prediction.file_share == 0, machine[:2]
-            assert plan.executor == "fused" and (not plan.host_slots or plan.exchanges)
-            n_held += 1
-    assert n_held > 0
+    """Card and RAM less what is left to others, and less what no plan is without."""
+    assert sum(check_the_file(plan_of(models[name], machine), machine) for machine in MACHINES)
+
+
+@each_model
+def test_nor_where_the_cpu_computes_none_and_they_just_hold_it(
+    name: str, models: dict[str, ModelFile]
+) -> None:
+    for machine in TIGHT:
+        check_the_file(plan_of(models[name], machine, cpu_moe=False), machine)
 
 
 @each_model
@@ -102,6 +117,32 @@ def changes(made: Decision) -> Iterator[dict[str, Any]]:
     yield {"gpu_layers": n_layers - 2}
 
 
+def changes_of_host_memory(made: Decision) -> Iterator[dict[str, Any]]:
+    """Smaller pools than the plan's, and the executors that go with them or do not."""
+    taken = sum(line.n_bytes for line in made.plan.lines if line.item.startswith("host pool"))
+    for percent in (80, 90, 98) if taken else ():
+        yield {"host_pool": str(taken * percent // 100)}
+    for executor in ("fused", "stepped"):
+        yield {"executor": executor}
+
+
+def count_of_slower(
+    model: ModelFile, machine: Machine, best: Decision, changed: Sequence[dict[str, Any]]
+) -> int:
+    """Check that none of the changed plans is faster; count those that can be had."""
+    found = 0
+    for asked in changed:
+        try:
+            other = plan_of(model, machine, **asked)
+        except VkmoeError:
+            continue
+        found += 1
+        seconds = other.candidates[0].prediction.seconds
+        least = best.candidates[0].prediction.seconds
+        assert seconds >= least * (1 - 1e-9), (name_of(machine), asked, least, seconds)
+    return found
+
+
 @each_model
 def test_no_plan_is_slower_than_the_same_with_any_single_option_changed(
     name: str, models: dict[str, ModelFile]
@@ -113,13 +154,18 @@ def test_no_plan_is_slower_than_the_same_with_any_single_option_changed(
     n_compared, first = 0, [*MODELS].index(name)
     for index, machine in enumerate(MACHINES):
         best = plan_of(models[name], machine)
-        for asked in [*changes(best)][(index + first) % 3 :: 3]:
-            try:
-                other = plan_of(models[name], machine, **asked)
-            except VkmoeError:
-                continue
-            n_compared += 1
-            seconds = other.candidates[0].prediction.seconds
-            least = best.candidates[0].prediction.seconds
-            assert seconds >= least * (1 - 1e-9), (name_of(machine), asked, least, seconds)
+        changed = [*changes(best)][(index + first) % 3 :: 3]
+        n_compared += count_of_slower(models[name], machine, best, changed)
     assert n_compared > 30
+
+
+@each_model
+def test_nor_with_less_host_memory_where_the_cpu_computes_none(
+    name: str, models: dict[str, ModelFile]
+) -> None:
+    n_compared = 0
+    for machine in TIGHT:
+        best = plan_of(models[name], machine, cpu_moe=False)
+        changed = [{"cpu_moe": False, **asked} for asked in changes_of_host_memory(best)]
+        n_compared += count_of_slower(models[name], machine, best, changed)
+    assert n_compared > 10

@@ -38,9 +38,13 @@ ADMITTED = 0.5  # of the experts that miss, which get a slot
 # The two directions of a link hardly slow each other: what leaves costs a part of what comes.
 WRITE_BACK = 0.25
 TILE_ROWS = 32  # of a prompt, for which an expert is read once where it is read in place
-# What exchanging experts gain over those that stay goes by the places to spare in a layer: the
-# least of six replays in bench/results/2026-11-25-exchange-llvmpipe.json.
-SPARES, MOVING = (0.0, 1.0, 2.0, 4.0), (0.0, 0.92, 0.98, 1.0)
+# What exchanging experts gain over those that stay goes by the places to spare in a layer, which
+# layers share: the least of the replays of `python -m bench.exchange`.
+SPARES = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
+MOVING = (0.0, 0.59, 0.63, 0.79, 0.91, 0.92, 0.98, 1.0)
+# Where some experts are in the file alone, one that leaves the device is so too, until it is used
+# again: a share of the uses that the device misses and host memory would have (the same replays).
+LOST = 0.25
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,9 @@ def file_share_of(plan: MemoryPlan, spec: ModelSpec, curve: HitCurve, machine: M
     n_all = len(spec.moe_layers) * spec.experts.n_experts
     if plan.host_slots and not plan.exchanges:
         n_held = sum(plan.host_slots) + sum(plan.expert_slots)
-        return 1.0 - curve.rate(min(1.0, n_held / n_all))
+        lacking = 1.0 - curve.rate(min(1.0, n_held / n_all))
+        missed = 1.0 - hit_rate_of(plan, spec, curve)[0] if plan.expert_slots else lacking
+        return lacking + LOST * max(0.0, missed - lacking)
     if in_file := plan.total("file"):
         taken = plan.total("host") + plan.total("device") * machine.shares_memory
         room = max(0, machine.host_bytes - taken) / in_file
