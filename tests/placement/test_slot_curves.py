@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations, product
 from math import inf
 from pathlib import Path
@@ -106,6 +107,21 @@ def test_slots_of_a_device_fit_and_no_layer_has_fewer_than_a_token_uses(n_landin
         assert min(slots) >= min(8, min(even)), (slots, even)
         if 8 < max(even) < 64:
             assert slots[0] > slots[2], "one more brings more there"
+
+
+def test_experts_that_stay_in_their_slots_fit_in_each_layer() -> None:
+    """And one more; where all layers alike have room for fewer, they have those."""
+    rates = np.linspace(0, 1, 65) ** np.array([[1.0], [0.5], [0.1]])
+    curves = LayerCurves.of(rates, "invented")
+    layout = SlotLayout(DISCRETE_12, (50_176,) * 3, 64, 8, curves=curves, n_kept=16)
+    assert min(layout.largest(2_000_000)) <= 16 < min(layout.largest(6_000_000)) < 20
+    asked = replace(CACHE, expert_resident_selection="frequency", expert_num_resident=60)
+    steep = LayerCurves.of(
+        np.linspace(0, 1, 129) ** np.linspace(1.0, 0.05, 48)[:, None], "invented"
+    )
+    for config, least in ((CACHE, 8), (asked, 61)):
+        found = plans(config, SPEC, DISCRETE_12, MIXED, SCRATCH, 40 * GIB, steep)[0][1]
+        assert min(found.expert_slots) == least
 
 
 def test_a_split_by_gain_never_costs_the_place_of_all_experts_together() -> None:

@@ -100,7 +100,10 @@ class ExpertRoom:
         gathers = way.miss == "gather"
         spans, landing = self.weights.spans, way.n_landing
         curves = self.curve if isinstance(self.curve, LayerCurves) else None
-        return SlotLayout(self.device, spans, n_experts, n_used, landing, gathers, brings, curves)
+        n_kept = self.config.residents.n if self.config.residents is not None else 0
+        return SlotLayout(
+            self.device, spans, n_experts, n_used, landing, gathers, brings, curves, n_kept
+        )
 
 
 class _Asked(NamedTuple):

@@ -51,6 +51,7 @@ class SlotLayout:
     gathers: bool = False  # experts that miss, to slots that all layers share
     brings: bool = True  # experts of prompts, to places on the device
     curves: LayerCurves | None = None  # of hits in each layer, if anything is known of them
+    n_kept: int = 0  # experts of each layer that stay in their slots
 
     # ----- on the device -----
 
@@ -135,11 +136,12 @@ class SlotLayout:
         return tuple(one)
 
     def _split(self, n_bytes: int) -> tuple[int, ...]:
-        """Split bytes over layers: each keeps what a token uses, or as many as all can have."""
+        """Split bytes over layers: each has slots for what a token uses and for what stays there
+        and another one, or as many as all can have."""
         even = split_slots(n_bytes, self.span_bytes, self.n_experts)
         if self.curves is None or not any(even):
             return even
-        least = [min(self.n_used, min(even))] * len(even)
+        least = [min(max(self.n_used, self.n_kept + 1), min(even))] * len(even)
         return split_by_gain(n_bytes, self.span_bytes, self.curves, least)
 
     # ----- in a host pool -----
