@@ -13,7 +13,6 @@ from typing import ClassVar, Literal, NamedTuple
 from vkmoe.choices import ExpertsIn, MissWay, ModeName
 
 __all__ = [
-    "READ_IN_PLACE",
     "RESIDENT",
     "AtHome",
     "Cache",
@@ -160,4 +159,4 @@ class CpuLayers(ExpertMode):
         return f"the CPU computes those of {n_cpu_layers} layers"
 
 
-RESIDENT, READ_IN_PLACE = Resident(), Cache()
+RESIDENT = Resident()

@@ -17,7 +17,7 @@ from vkmoe.facts import (
     RopeSpec,
     WeightBytes,
 )
-from vkmoe.modes import READ_IN_PLACE, ExpertMode
+from vkmoe.modes import Cache, ExpertMode
 from vkmoe.placement.forecast.cost import token_bytes
 from vkmoe.placement.forecast.hit_curve import MEAN_CURVE
 from vkmoe.placement.forecast.speeds import Speeds, machine_of
@@ -28,6 +28,7 @@ __all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS"
 
 MIB, GIB = 1 << 20, 1 << 30
 N_LAYERS, N_EXPERTS, N_USED = 48, 128, 8
+READ_IN_PLACE = Cache()
 
 ATTENTION = AttentionSpec(32, 4, 128, RopeSpec(128, 1e6), "per_head")
 DENSE = ModelSpec(
