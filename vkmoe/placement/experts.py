@@ -423,16 +423,18 @@ class _Cache(_Placing):
             raise self._too_much(asked, pool, max(0, free))
 
     def _shared_pool(self) -> PoolPlan:
-        """Decide the host pool; without a size asked for it leaves slots room in shared memory."""
+        """Decide the host pool; without a size asked for it leaves slots room in shared memory.
+
+        Where homes for all have no room beside the slots, what has a slot needs none.
+        """
         room = self._given.pool
         slots = self._asked.slots if self._asked is not None else ()
         if self._pools.wants_few:
             return self._pools.decide(room, slots)
-        if self._total <= self._free:
+        needed = self._needed(slots) if slots else 0
+        if self._total + needed * (self._config.host_pool is None) <= self._free:
             return self._pools.all
-        n_bytes = min(
-            self._needed(slots) if slots else 0, max(0, room.most - self._pools.least_bytes)
-        )
+        n_bytes = min(needed, max(0, room.most - self._pools.least_bytes))
         room = PoolRoom(min(room.unasked, room.most - n_bytes), room.most - n_bytes)
         return self._pools.decide(room, slots)
 
