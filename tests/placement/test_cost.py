@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -13,6 +14,7 @@ from tests.gpu.invented import APU, DEVICES, DISCRETE_12, LAVAPIPE
 from tests.needs import need_cpu
 from tests.placement.invented_models import plan
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan
+from vkmoe.placement.forecast.advice import describe, drawback
 from vkmoe.placement.forecast.cost import (
     GATHER_SECONDS,
     LOST,
@@ -337,3 +339,23 @@ def test_what_heaps_cannot_hold_the_cpu_computes_in_place() -> None:
 
 def test_shaders_on_a_cpu_are_slower_than_its_own_kernels() -> None:
     assert best_of(LAVAPIPE).plan.mode.name == "cpu"
+
+
+# ----- how others differ -----
+
+
+def test_what_others_lack_is_true_of_a_faster_one_too() -> None:
+    """The plan may be the one that a trial measured to be fastest."""
+    first, *others = best_of(DISCRETE_12).candidates
+    slower = others[-1]
+    assert drawback(first, slower) == "predicted to be faster; the trial measured otherwise"
+    assert "times as long" in drawback(slower, first)
+    larger = replace(first, plan=planned(DISCRETE_12))
+    needs = "needs [0-9,]+ MiB more of host memory"
+    assert re.fullmatch(needs, drawback(larger, first)) and drawback(first, larger) == "as fast"
+
+
+def test_the_place_of_experts_without_one_in_host_memory_is_told() -> None:
+    texts = [describe(planned(DISCRETE_12, ram=ram * GIB)) for ram in (6, 16)]
+    assert "in host memory, the others in the file" in texts[0]
+    assert "in host memory, the others on the device" in texts[1]

@@ -265,6 +265,10 @@ def test_the_fused_executor_needs_all_experts() -> None:
     with pytest.raises(UsageError, match=r"--executor fused .* --host-pool 2GiB holds") as caught:
         planned(DISCRETE_12, host_pool="2GiB", executor="fused")
     assert caught.value.exit_code == 2
+    assert caught.value.hint == "leave out --executor, or give a larger --host-pool"
+    with pytest.raises(UsageError, match=r"in slots or host memory; .* are 96 slots") as caught:
+        planned(DISCRETE_12, LARGE, 16 * GIB, executor="fused", expert_slots=2)
+    assert caught.value.hint == "leave out --executor, or give a larger --expert-slots"
     with pytest.raises(UsageError, match=r"--executor fused .* the host pool holds"):
         planned(DISCRETE_12, LARGE, 16 * GIB, executor="fused")
     assert planned(DISCRETE_12, executor="fused").executor_reason == "as --executor"

@@ -141,6 +141,12 @@ def test_a_split_by_gain_never_costs_the_place_of_all_experts_together() -> None
     found = made(enough, curves)
     assert found.exchanges and found.expert_slots == made(enough).expert_slots
 
+    def reason(found: MemoryPlan) -> str:
+        return next(line.reason for line in found.lines if line.item.startswith("expert slots"))
+
+    assert reason(found) == "what the device has left"
+    assert reason(made(40 * GIB, curves)).endswith(", split by --expert-profile")
+
 
 # ----- what is predicted -----
 

@@ -265,10 +265,15 @@ def _with_executor(made: MemoryPlan, config: EngineConfig) -> MemoryPlan:
         return replace(made, executor=config.executor or "fused", executor_reason=reason)
     if config.executor == "fused":
         cause = f"--host-pool {config.host_pool.strip()}" if config.host_pool else "the host pool"
+        slots = sum(made.expert_slots)
+        asked = ("--expert-slots", config.expert_slots), ("--expert-cache", config.expert_cache)
+        more = [flag for flag, value in (*asked, ("--host-pool", config.host_pool)) if value]
+        larger = f", or give a larger {' or '.join(more)}" if more else ""
         raise UsageError(
-            f"--executor fused needs all experts in host memory; {cause} holds "
-            f"{sum(made.host_slots):,} of them",
-            "leave out --executor" + (", or give a larger --host-pool" if config.host_pool else ""),
+            "--executor fused needs all experts in slots or host memory; "
+            f"{cause} holds {sum(made.host_slots):,} of them, and there are "
+            f"{f'{slots:,}' if slots else 'no'} slots",
+            f"leave out --executor{larger}",
         )
     reason = "what a router chooses and the host pool lacks is read from the file first"
     return replace(made, executor="stepped", executor_reason=reason)
@@ -309,6 +314,13 @@ class _Placing:
         """Describe what slots take where all layers have as many."""
         return replace(self._layout, curves=None)
 
+    @property
+    def _even_slots(self) -> tuple[int, ...]:
+        """Return the slots there would be if all layers had as many."""
+        if (asked := self._given.asked(self._even)) is not None:
+            return asked.slots
+        return self._even.largest(self._free - self._layout.common_bytes)
+
     def _all_experts(self, intent: Intent, reason: str) -> Allocation:
         return allocation(self._device, "experts", intent, reason, "experts", [self._whole])
 
@@ -318,7 +330,7 @@ class _Placing:
         count = self._sizing(slots, own).slots_text
         item = f"expert slots, {count} of {layout.n_experts} in each layer"
         reason = f"as {self._flag}" if self._flag else "what the device has left"
-        if layout.curves is not None and self._config.expert_slots is None:
+        if slots != self._even_slots:
             reason += ", split by --expert-profile"
         lines = [allocation(device, item, "device", reason, "expert slots", arenas, own)]
         if n_landing := layout.n_landing:
@@ -411,8 +423,7 @@ class _Cache(_Placing):
         pool = self._pools.decide(room, slots)
         if layout.curves is None or not pool.slots or layout.holds_all(slots, pool.slots):
             return slots, pool
-        asked = self._given.asked(self._even)
-        even = asked.slots if asked else self._even.largest(self._free - layout.common_bytes)
+        even = self._even_slots
         beside = self._pools.decide(room, even)
         if not beside.slots or layout.holds_all(even, beside.slots):
             return even, beside

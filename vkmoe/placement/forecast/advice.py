@@ -60,8 +60,8 @@ def describe(plan: MemoryPlan) -> str:
     if words := plan.mode.words(plan.cpu_layers):
         parts.append(words)
     if plan.host_slots:
-        n, others = sum(plan.host_slots), "the device" if plan.exchanges else "the file"
-        parts.append(f"{n:,} in host memory, the others on {others}")
+        n, others = sum(plan.host_slots), "on the device" if plan.exchanges else "in the file"
+        parts.append(f"{n:,} in host memory, the others {others}")
     return ", ".join([*parts, f"chunks of {plan.chunk_rows}"])
 
 
@@ -75,6 +75,8 @@ def drawback(candidate: Candidate, best: Candidate) -> str:
     if max(slower) > 1.005:
         what = "a token" if slower[0] >= slower[1] else "a prompt"
         return f"{what} takes {max(slower):.2f} times as long"
+    if min(slower) < 0.995 and found.seconds < other.seconds:  # else it would be the plan
+        return "predicted to be faster; the trial measured otherwise"
     more = plan.total("host") - best.plan.total("host")
     return f"needs {in_mib(more)} more of host memory" if more > 0 else "as fast"
 
