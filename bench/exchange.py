@@ -3,7 +3,8 @@
 python -m bench.exchange --record
 
 Records which experts the demo model uses on three texts and in replies (bench/prompts/), and
-invents routing of 128 and of 512 experts by Zipf's law, whose liking changes every 300 tokens.
+invents routing of 128 and of 512 experts by Zipf's law, whose liking changes every 300 tokens, and
+routing of many layers that drifts, for less to spare than a place in each.
 Replays it with the engine's own decisions: with homes for all experts; with card and host memory
 that hold them together and some places to spare in each layer, where those that are to leave are
 written back first; and with the experts that have no home pinned to the device for good, by their
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.command import command_line, finish, run_main
-from bench.routing import PROMPTS, prompt_text, record_trace, skewed_trace
+from bench.routing import PROMPTS, drifting_trace, prompt_text, record_trace, skewed_trace
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.config import EngineConfig, Pins
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
@@ -35,6 +36,13 @@ CONTEXT, N_PROMPT, N_REPLY = 1024, 500, 400
 N_DRIFT, N_TEXTS, N_LAYERS, N_USED = 300, 3, 4, 8  # of invented routing
 SLOT_SHARES = (0.25, 0.5)  # of the experts
 SPARES = (0, 1, 2, 4, 8)  # places of a layer that no expert needs
+# Layers, experts of each, and how many of them a token uses and have a slot, for places that are
+# fewer than the layers that share them.
+MANY_LAYERS = {
+    "drifting": ((32, 8, 2, 3), (32, 8, 2, 4), (16, 128, 8, 64), (24, 32, 4, 12)),
+    "skewed": ((32, 8, 2, 3), (16, 128, 8, 64)),
+}
+FEW_SPARES = (0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 HOMELESS = (0.1, 0.25)  # of the experts: how many the pinned way keeps on the device
 WEIGHED = CacheSettings(admission=True, predictor=EngineConfig().predictor, lag=2)
 BESIDE = Transfers(late=True, n_landing=MOST_LANDING)
@@ -57,7 +65,13 @@ def main() -> None:
         for share in SLOT_SHARES:
             results[f"{name}, {share:.0%} slots"] = _arms(trace, share)
     _print(results)
-    finish("exchange", card, results, options.record)
+    few = {
+        f"{kind}, {shape[1]} experts, {shape[0]} layers, {shape[3]} slots": _few(kind, *shape)
+        for kind, shapes in MANY_LAYERS.items()
+        for shape in shapes
+    }
+    _print(few)
+    finish("exchange", card, results | few, options.record)
 
 
 def _demo(llm: LLM, path: Path) -> Trace:
@@ -84,6 +98,26 @@ def _arms(trace: Trace, share: float) -> dict[str, dict[str, float]]:
             pinned = replace(WEIGHED, fills=True, pins=(pins,))
             found[f"pinned by {how}, {homeless:.0%}"] = _replay(trace, n_slots, pinned)
     return found
+
+
+def _few(
+    kind: str, n_layers: int, n_experts: int, n_used: int, n_slots: int
+) -> dict[str, dict[str, float]]:
+    """What few places to spare are worth, which all layers share."""
+    invented = drifting_trace if kind == "drifting" else skewed_trace
+    trace = invented(N_DRIFT, n_layers, n_experts, n_used)
+    found = {"homes for all": _replay(trace, n_slots, WEIGHED)}
+    exchanging = replace(WEIGHED, fills=True, exchanges=True)
+    for spare in FEW_SPARES:
+        n_places = (n_experts - n_slots) * n_layers + round(spare * n_layers)
+        layers, size = tuple(range(n_layers)), trace.header.span_bytes[0]
+        places = [PoolSpec(layers, n_places, 0, size)]
+        found[f"exchange, {spare:g} to spare"] = _replay(trace, n_slots, exchanging, places)
+    first = found["exchange, 0 to spare"]["hits"]
+    gain = found["homes for all"]["hits"] - first
+    return {
+        name: x | {"share of the gain": (x["hits"] - first) / gain} for name, x in found.items()
+    }
 
 
 def _of_sizes(span_bytes: tuple[int, ...], n_of_layer: int) -> list[PoolSpec]:

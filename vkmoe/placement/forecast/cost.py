@@ -39,8 +39,7 @@ ADMITTED = 0.5  # of the experts that miss, which get a slot
 WRITE_BACK = 0.25
 TILE_ROWS = 32  # of a prompt, for which an expert is read once where it is read in place
 # What exchanging experts gain over those that stay goes by the places to spare in a layer, which
-# layers share: the least of the replays of bench/exchange.py, and below one of six replays of the
-# routing that bench/routing.py invents, in 16 to 32 layers.
+# layers share: the least of all replays in bench/results/2026-11-25-exchange-llvmpipe.json.
 SPARES = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 MOVING = (0.0, 0.59, 0.63, 0.79, 0.91, 0.92, 0.98, 1.0)
 # Where some experts are in the file alone, one that leaves the device is so too, until it is used
