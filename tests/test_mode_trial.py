@@ -80,10 +80,11 @@ def test_the_line_at_the_start_tells_which_mode_runs_and_why(
         llm.generate("def f(x):", max_tokens=6, temp=0, ignore_eos=True)
         assert llm.engine.profiler is not None
         tally = llm.engine.profiler.served().total
+        rate = llm.engine.prediction.rate  # which is corrected by 1
         assert llm.plan.mode.name == mode
     (line,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("experts: "))
     assert line.startswith(f"experts: {mode}, ")
-    assert f"(measured of 2 of 6 layers: {mode} " in line and f", {_other(modes, mode)} " in line
+    assert f"(measured of 2 of 6 layers: {mode} {rate:.3g}, {_other(modes, mode)} " in line
     assert bool(turns) == (mode in ("hybrid", "cpu"))
     share = tally.n_hits / tally.n_uses
     assert {"resident": share == 1, "cpu": share == 0}.get(mode, 0 < share < 1)

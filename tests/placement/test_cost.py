@@ -253,7 +253,7 @@ def test_what_is_read_from_the_file_takes_its_time() -> None:
         1 - MEAN_CURVE.rate(held),
         1 - hit_rate_of(made.plan, model.spec, MEAN_CURVE)[0],
     )
-    assert slow.file_share == pytest.approx(lacking + LOST * (missed - lacking))
+    assert pytest.approx(lacking + LOST * (missed - lacking)) == slow.file_share > 0.1
     waited = slow.file_share * read.others / 1e9
     assert 1 / slow.rate - 1 / quick.rate == pytest.approx(waited, rel=1e-3)
     assert slow.bound.endswith("the file") and slow.prompt_rate < quick.prompt_rate

@@ -147,16 +147,12 @@ def count_of_slower(
 def test_no_plan_is_slower_than_the_same_with_any_single_option_changed(
     name: str, models: dict[str, ModelFile]
 ) -> None:
-    """By what is predicted: no rule stands beside that.
-
-    On each machine a third of the options is tried, another third for the next model.
-    """
-    n_compared, first = 0, [*MODELS].index(name)
-    for index, machine in enumerate(MACHINES):
+    """By what is predicted: no rule stands beside that."""
+    n_compared = 0
+    for machine in MACHINES:
         best = plan_of(models[name], machine)
-        changed = [*changes(best)][(index + first) % 3 :: 3]
-        n_compared += count_of_slower(models[name], machine, best, changed)
-    assert n_compared > 30
+        n_compared += count_of_slower(models[name], machine, best, [*changes(best)])
+    assert n_compared > 50
 
 
 @each_model

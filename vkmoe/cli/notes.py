@@ -19,6 +19,7 @@ import typer
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.modes import CpuLayers
 from vkmoe.option_fields import flags_of, long_flag
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
 def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     sizing = plan.sizing
     idle = _OF_SLOTS - {_HALF_LIFE} if config.expert_profile is not None else _OF_SLOTS
-    if plan.mode.by_cpu and not plan.mode.has_slots:
+    if isinstance(plan.mode, CpuLayers):
         reason = "the CPU computes experts"
     elif sizing is None or sizing.status == "empty":
         reason, idle = "the model has no experts", {*_OF_SLOTS, *_OF_EXPERTS}

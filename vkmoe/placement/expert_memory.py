@@ -27,7 +27,7 @@ from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
-from vkmoe.modes import ExpertMode
+from vkmoe.modes import Cache, ExpertMode
 from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loader import LoadedWeights
@@ -59,7 +59,7 @@ class BudgetWatch:
     def __init__(self, device: Device, tracker: ExpertTracker, mode: ExpertMode) -> None:
         self._device, self._tracker = device, tracker
         # Which experts are the CPU's may not depend on other programs.
-        self._gives = mode.has_slots and not mode.by_cpu
+        self._gives = isinstance(mode, Cache)
         info = device.info
         self._heap = info.memory_types[memory_type_candidates(info, "device")[0]].heap
         heap = info.heaps[self._heap]

@@ -6,6 +6,7 @@ can be compared (forecast/cost.py). How many slots and host slots fit is the sub
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -286,7 +287,7 @@ def _idle_pool(config: EngineConfig, why: str) -> tuple[str, ...]:
     return (f"--host-pool {config.host_pool.strip()} has no effect: {why}",)
 
 
-class _Placing:
+class _Placing(ABC):
     """Completes a plan in one way, and holds what that rests on."""
 
     def __init__(self, given: ExpertRoom, way: Way) -> None:
@@ -298,9 +299,9 @@ class _Placing:
         self._whole = given.whole
         self._total = layout_bytes([self._whole])
 
+    @abstractmethod
     def plan(self) -> MemoryPlan:
         """Complete the plan. Raises OutOfMemoryError, UsageError."""
-        raise NotImplementedError
 
     def _needed(self, slots: Sequence[int]) -> int:
         """Count the bytes of these slots and what goes with them."""

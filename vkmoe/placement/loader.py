@@ -40,6 +40,7 @@ from vkmoe.models.weights import (
     LayerWeights,
     ModelWeights,
 )
+from vkmoe.modes import Hybrid
 from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.memory import available_bytes
@@ -129,7 +130,7 @@ def load_weights(
             return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
 
         trunk, mode = arena("device", "weights"), plan.mode
-        reads = bool(pools) or (mode.has_slots and mode.by_cpu)
+        reads = bool(pools) or isinstance(mode, Hybrid)
         reader = memory.enter_context(SpanReader(file, tensors)) if reads else None
         experts = arena("host" if mode.can_miss else "device", "experts")
         shape = table_shape(spec, sizes)

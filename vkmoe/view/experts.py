@@ -23,6 +23,7 @@ from vkmoe.experts.records.watch import (
     Places,
     Use,
 )
+from vkmoe.modes import Hybrid
 from vkmoe.placement.sizes import weight_bytes
 from vkmoe.view.changes import change_experts, refusal
 from vkmoe.view.why import Served, explain
@@ -184,7 +185,7 @@ class ExpertView:
         engine, plan = self._engine, self._engine.plan
         space, mode = engine.experts.residency.space, plan.mode
         letter = IN_HOST
-        if engine.device.info.layout == "file" or (mode.by_cpu and mode.has_slots):
+        if engine.device.info.layout == "file" or isinstance(mode, Hybrid):
             letter = BY_CPU
         elif not mode.can_miss:
             letter = IN_DEVICE

@@ -14,7 +14,7 @@ import numpy as np
 
 from vkmoe.choices import MissWay
 from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
-from vkmoe.modes import Resident
+from vkmoe.modes import Cache, Hybrid, Resident
 from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.placement.forecast.speeds import CPU_ROWS, Machine, Speeds
 
@@ -203,8 +203,8 @@ class _Times:
         self.in_file = file_share_of(plan, spec, curve, machine)
         self._by_cpu = plan.cpu_layers > 0
         # Within a layer a GPU and the CPU work at the same time; all else takes turns.
-        self._together = plan.mode.has_slots and self._by_cpu and not machine.shares_memory
-        self._crosses = plan.mode.has_slots and not (self._by_cpu or machine.shares_memory)
+        self._together = isinstance(plan.mode, Hybrid) and not machine.shares_memory
+        self._crosses = isinstance(plan.mode, Cache) and not machine.shares_memory
         n_slots = sum(plan.expert_slots)
         spare = _spare(plan, spec) if plan.exchanges else n_slots
         self._without_home = 1.0 - min(1.0, spare / max(1, n_slots))
