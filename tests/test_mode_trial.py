@@ -154,6 +154,8 @@ def test_what_a_trial_found_corrects_predictions_and_speeds_are_measured_once(
     assert 1 / run.rate > 3.4 * run.layer_seconds, "a run goes by corrections, too"
     LLM(**SLOTS).close()
     assert sum(x.startswith("measuring how fast") for x in caplog.messages) == 1
+    apart = replace(device, type="discrete")
+    assert recall_speeds(apart, demo_model_path()) == Known(), "its memory is another's"
     remembered.remembered_path(device, "speeds").write_text("{}")
     assert recall_speeds(device, demo_model_path()) == Known(), "damaged: never measured"
 

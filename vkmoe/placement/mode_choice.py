@@ -15,10 +15,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from vkmoe import __version__
 from vkmoe.choices import ModeName
 from vkmoe.config import EngineConfig
-from vkmoe.cpu.device import cpu_info
 from vkmoe.cpu.variants import has_cpu
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import DeviceInfo
@@ -143,7 +141,10 @@ class ModeQuestion:
         new = {"model": self.model, "settings": self.settings}
         new |= {"mode": choice.mode, "reason": choice.reason}
         kept = [each for each in self._entries() if (each["model"], each["settings"]) != same]
-        document = {**_identity(self.device), "modes": [new, *kept][:_MOST_ENTRIES]}
+        document = {
+            **remembered.machine_identity(self.device, _FORMAT, _VERSION),
+            "modes": [new, *kept][:_MOST_ENTRIES],
+        }
         return remembered.write_remembered(self._path, document)
 
     @property
@@ -152,7 +153,9 @@ class ModeQuestion:
 
     def _entries(self) -> list[dict[str, Any]]:
         """Read the file of the device; [] where it is not there, damaged, or does not fit."""
-        document = remembered.read_remembered(self._path, _identity(self.device))
+        document = remembered.read_remembered(
+            self._path, remembered.machine_identity(self.device, _FORMAT, _VERSION)
+        )
         try:
             return [_checked(entry) for entry in (document or {"modes": []})["modes"]]
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -223,13 +226,6 @@ def mode_question(
 
 
 # ----- what a measurement depends on -----
-
-
-def _identity(device: DeviceInfo) -> dict[str, Any]:
-    """Return what a file begins with, all of which must be as it was."""
-    cpu = cpu_info()
-    found = remembered.identity(device, _FORMAT, _VERSION)
-    return found | {"vkmoe": __version__, "cpu": f"{cpu.name}, {cpu.driver}"}
 
 
 def _settings(config: EngineConfig, shares: Mapping[ModeName, float]) -> str:

@@ -18,7 +18,9 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from vkmoe import __version__
 from vkmoe.choices import TuningSource
+from vkmoe.cpu.device import cpu_info
 from vkmoe.experts.records.keeper import write_whole
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import spirv_folder
@@ -39,6 +41,7 @@ __all__ = [
     "Recalled",
     "forget",
     "identity",
+    "machine_identity",
     "read_remembered",
     "recall",
     "remember",
@@ -199,6 +202,13 @@ def identity(
         "driver": f"{device.driver}, Vulkan {'.'.join(map(str, device.api_version))}",
         "shaders": _fingerprint(choose_tuning(device).dot_suffix),
     }
+
+
+def machine_identity(device: DeviceInfo, file_format: str, version: int) -> dict[str, Any]:
+    """Return what a file begins with that depends on the CPU, too, and on whose memory is whose."""
+    cpu = cpu_info()
+    beside = {"cpu": f"{cpu.name}, {cpu.driver}", "shares_memory": device.is_uma}
+    return identity(device, file_format, version) | {"vkmoe": __version__} | beside
 
 
 def _fingerprint(suffix: str) -> str:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from vkmoe import __version__
 from vkmoe.choices import ModeName
-from vkmoe.cpu.device import cpu_info, n_cores
+from vkmoe.cpu.device import n_cores
 from vkmoe.cpu.reads import host_bytes_per_second
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.facts import DeviceInfo
@@ -96,16 +95,10 @@ def _disk(model: Path) -> str:
         return ""
 
 
-def _identity(device: DeviceInfo) -> dict[str, Any]:
-    cpu = cpu_info()
-    found = remembered.identity(device, _FORMAT, _VERSION)
-    return found | {"vkmoe": __version__, "cpu": f"{cpu.name}, {cpu.driver}"}
-
-
 def _read(device: DeviceInfo) -> dict[str, Any]:
     """Read the file of a device; what is not there, or not sound, was never measured."""
     path = remembered.remembered_path(device, "speeds")
-    found = remembered.read_remembered(path, _identity(device))
+    found = remembered.read_remembered(path, remembered.machine_identity(device, _FORMAT, _VERSION))
     try:
         assert found is not None
         corrections = {mode: _speed(x) for mode, x in found["corrections"].items()}
@@ -128,6 +121,8 @@ def _speed(value: Any) -> float:
 def _write(device: DeviceInfo, found: Mapping[str, Any]) -> None:
     path = remembered.remembered_path(device, "speeds")
     try:
-        remembered.write_remembered(path, {**_identity(device), **found})
+        remembered.write_remembered(
+            path, {**remembered.machine_identity(device, _FORMAT, _VERSION), **found}
+        )
     except OSError as error:
         log.info("what was measured cannot be remembered: %s", error.strerror)
