@@ -34,11 +34,10 @@ from vkmoe.bench.measure import Row, summarise
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.settings import MOST_LANDING, CacheSettings, make_pools
 from vkmoe.experts.records.trace import Trace, joined
 from vkmoe.experts.study.replay import Transfers, simulate
 from vkmoe.llm import LLM, demo_model_path
-from vkmoe.placement.experts import MOST_LANDING
 from vkmoe.placement.plan import GPU_UBATCH
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -25,12 +25,11 @@ from bench.command import command_line, finish, run_main
 from bench.routing import PROMPTS, drifting_trace, prompt_text, record_trace, skewed_trace
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.config import EngineConfig, Pins
-from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
+from vkmoe.experts.decide.settings import MOST_LANDING, CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.records.report import table
 from vkmoe.experts.records.trace import Trace, joined
 from vkmoe.experts.study.replay import Transfers, simulate
 from vkmoe.llm import LLM
-from vkmoe.placement.experts import MOST_LANDING
 
 CONTEXT, N_PROMPT, N_REPLY = 1024, 500, 400
 N_DRIFT, N_TEXTS, N_LAYERS, N_USED = 300, 3, 4, 8  # of invented routing

@@ -28,9 +28,9 @@ from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
-from vkmoe.placement.sizes import expert_shape, span_parts
-from vkmoe.placement.span_reader import SpanReader
 from vkmoe.quants import lay_out
+from vkmoe.weights.sizes import expert_shape, span_parts
+from vkmoe.weights.span_reader import SpanReader
 
 PIECE_BYTES = 1 << 20
 EXPERTS = "experts at random, one by one"

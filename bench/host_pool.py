@@ -37,7 +37,7 @@ from vkmoe.experts.store.copies import Prefetcher
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.llm import read_tokenizer
 from vkmoe.models import open_model
-from vkmoe.placement.span_reader import SpanReader
+from vkmoe.weights.span_reader import SpanReader
 
 CONTEXT = 512
 MIB = 1 << 20

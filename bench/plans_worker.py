@@ -34,7 +34,7 @@ from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.llm import read_tokenizer
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import open_model
-from vkmoe.placement import span_reader
+from vkmoe.weights import span_reader
 
 HOST_HEAP = 64 << 30
 SAMPLE_SECONDS = 0.002  # between two looks at the memory of this process

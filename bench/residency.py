@@ -31,14 +31,13 @@ from bench.routing import OTHERS, PROMPTS, prompt_text, record_trace
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import Row, summarise
 from vkmoe.experts.decide.residency import Residency
-from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.settings import MOST_LANDING, CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import TokenRows, TokenTable, Upcoming, row_bytes
 from vkmoe.experts.decide.worth import Table
 from vkmoe.experts.records.report import table
 from vkmoe.experts.records.trace import Trace, joined
 from vkmoe.experts.study.replay import KnowsNext, Transfers, ceiling, simulate
 from vkmoe.llm import LLM
-from vkmoe.placement.experts import MOST_LANDING
 
 CONTEXT = 1024
 TEXTS = (*PROMPTS, *OTHERS)

@@ -14,7 +14,7 @@ import numpy as np
 from vkmoe.batch import RunResult, TokenBatch
 from vkmoe.experts.records.trace import Trace, TraceHeader, TraceWriter, read_trace
 from vkmoe.llm import LLM
-from vkmoe.placement.sizes import trace_header
+from vkmoe.weights.sizes import trace_header
 
 __all__ = [
     "OTHERS",

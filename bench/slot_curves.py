@@ -26,18 +26,17 @@ from bench.command import command_line, finish, run_main
 from bench.routing import OTHERS, PROMPTS, prompt_text, record_trace
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.experts.decide.keys import DecayedCounts
-from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.settings import MOST_LANDING, CacheSettings, make_pools
 from vkmoe.experts.records.report import table
 from vkmoe.experts.records.trace import Trace, joined
 from vkmoe.experts.study.replay import Transfers, simulate
-from vkmoe.llm import LLM
-from vkmoe.placement.experts import MOST_LANDING
-from vkmoe.placement.forecast.slot_curves import (
+from vkmoe.experts.study.slot_curves import (
     LayerCurves,
     curves_of_counts,
     curves_of_trace,
     split_by_gain,
 )
+from vkmoe.llm import LLM
 
 TEXTS, CONTEXT = (*PROMPTS, *OTHERS), 1024
 SLOTS = (8, 12, 16, 20)  # of a layer, on average

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.needs import need_cpu
-from vkmoe.placement import remembered
+from vkmoe import remembered
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.cpu_turns import listed_turns
 from tests.engine.tiny import model_path
 from tests.needs import need_cpu
-from vkmoe import mode_trial
+from vkmoe import mode_trial, remembered
 from vkmoe.choices import ModeName
 from vkmoe.cli.notes import opened
 from vkmoe.config import EngineConfig
@@ -22,7 +22,7 @@ from vkmoe.errors import DeviceLostError, OutOfMemoryError
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.mode_trial import first_layers, measure_modes
 from vkmoe.models import open_model
-from vkmoe.placement import mode_choice, remembered
+from vkmoe.placement import mode_choice
 from vkmoe.placement.decide import Choosing
 from vkmoe.placement.forecast import measured
 from vkmoe.placement.forecast.measured import Known, recall_speeds

@@ -44,8 +44,8 @@ from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.prompt_experts import BroughtPlaces
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.plan import DEFAULT_CTX_SIZE
-from vkmoe.placement.sizes import expert_shape
 from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
+from vkmoe.weights.sizes import expert_shape
 
 __all__ = ["MODELS", "Described", "Pipeline", "pipelines"]
 

@@ -39,7 +39,7 @@ from vkmoe.errors import UsageError
 from vkmoe.experts.decide.token_table import History
 from vkmoe.llm import demo_model_path
 from vkmoe.placement.pools import SlotLayout
-from vkmoe.placement.sizes import weight_bytes
+from vkmoe.weights.sizes import weight_bytes
 
 N_SCRIPTS = 5  # whose right logits are computed once for all cases
 CTX_SIZE = 48

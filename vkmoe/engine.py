@@ -44,8 +44,8 @@ from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
-from vkmoe.placement.placer import Progress
-from vkmoe.placement.remembered import tuning_for
+from vkmoe.remembered import tuning_for
+from vkmoe.weights.placer import Progress
 
 __all__ = ["Engine"]
 

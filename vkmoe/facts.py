@@ -38,6 +38,7 @@ __all__ = [
     "SpanInFile",
     "SpanRun",
     "WeightBytes",
+    "in_mib",
 ]
 
 # ----- the device -----
@@ -513,3 +514,12 @@ class MemoryPlan:
                 continue
             totals[line.heap] = totals.get(line.heap, 0) + line.n_bytes
         return totals
+
+
+def in_mib(n_bytes: int) -> str:
+    """Write bytes for people: whole MiB, tenths where they are few, or KiB."""
+    mib = 1 << 20
+    if 0 < n_bytes < mib:
+        return f"{-(-n_bytes // 1024):,} KiB"
+    digits = 1 if 0 < n_bytes < 10 * mib else 0
+    return f"{max(0, n_bytes) / mib:,.{digits}f} MiB"

@@ -66,7 +66,7 @@ from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
-from vkmoe.placement.placer import Progress
+from vkmoe.weights.placer import Progress
 
 if TYPE_CHECKING:
     from vkmoe.generate.chat.template import ChatTemplate

@@ -27,8 +27,8 @@ from vkmoe.placement.decide import Choosing
 from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds, remember_corrections
 from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, known_choice, mode_question
-from vkmoe.placement.placer import Progress
-from vkmoe.placement.remembered import tuning_for
+from vkmoe.remembered import tuning_for
+from vkmoe.weights.placer import Progress
 
 __all__ = ["choose_mode", "first_layers", "measure_modes"]
 

@@ -34,12 +34,12 @@ from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
 from vkmoe.ops.launches import KernelClass, Launch
 from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.placement.mapped import kept_type
 from vkmoe.quants import HAS_KERNEL, TYPES
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.inputs import WEIGHT_TYPES, compared_types
 from vkmoe.selftest.launches.cases import works_of
 from vkmoe.selftest.suite import compiled_variants
+from vkmoe.weights.mapped import kept_type
 
 INFO = device("a CPU with 64-bit loads", "cpu", (), [])
 INFO = replace(INFO, features=INFO.features | {"int64"})

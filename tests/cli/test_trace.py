@@ -66,7 +66,7 @@ def test_the_routing_of_prompt_and_reply_is_recorded(run: Run, demo_llm: LLM, pa
 
 def experts_bytes(llm: LLM) -> int:
     """Bytes of the experts' spans, by the weights the engine runs with."""
-    from vkmoe.placement.sizes import weight_bytes
+    from vkmoe.weights.sizes import weight_bytes
 
     return weight_bytes(llm.engine.model.tensors).experts
 

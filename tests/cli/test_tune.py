@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
+from vkmoe import remembered
 from vkmoe.choices import TuningSource
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.llm import LLM
 from vkmoe.ops.launches import Launch
-from vkmoe.placement import remembered
-from vkmoe.placement.remembered import recall
+from vkmoe.remembered import recall
 from vkmoe.selftest.launches import cases as launch_cases
 from vkmoe.selftest.launches import choice as launch_choice
 from vkmoe.selftest.launches.cases import MatrixWork, largest_of_each_class, works_of

@@ -86,5 +86,5 @@ def everything_staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(native.Buffer, "mapped", property(lambda buffer: False))
     monkeypatch.setattr(Transfer, "write", counted)
     small = partial(Transfer, staging_bytes=4096)
-    monkeypatch.setattr("vkmoe.placement.placer.Transfer", small)
+    monkeypatch.setattr("vkmoe.weights.placer.Transfer", small)
     return sent

@@ -39,8 +39,8 @@ from vkmoe.models import open_model
 from vkmoe.ops.matmul import TILE_HEADER_WORDS
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.pools import SlotLayout
-from vkmoe.placement.sizes import weight_bytes
 from vkmoe.reference.prompt_experts import N_ROUNDS
+from vkmoe.weights.sizes import weight_bytes
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -20,7 +20,7 @@ from vkmoe.cli.notes import mode_line, opened
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.llm import LLM, demo_model_path
-from vkmoe.placement import span_reader
+from vkmoe.weights import span_reader
 
 pytestmark = pytest.mark.usefixtures("cpu_native")
 

@@ -16,7 +16,7 @@ from vkmoe.batch import BatchKind
 from vkmoe.errors import DeviceLostError, GpuError, ModelFileError, OutOfMemoryError
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
-from vkmoe.placement import span_reader
+from vkmoe.weights import span_reader
 
 pytestmark = pytest.mark.usefixtures("cpu_native", "nothing_left")
 TEXT = [3, 7, 1, 9, 4, 2, 8, 5, 1, 1, 6]

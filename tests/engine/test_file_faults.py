@@ -21,7 +21,7 @@ from tests.engine.tiny import model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import ModelFileError, VkmoeError
-from vkmoe.placement.span_reader import SpanReader
+from vkmoe.weights.span_reader import SpanReader
 
 TOKENS = [1, 5, 9, 2, 44, 17, 3, 60]
 LIMIT_S = 10

@@ -20,7 +20,7 @@ from vkmoe.engine import Engine
 from vkmoe.generate.perplexity import run_tokens
 from vkmoe.generate.regions import Regions
 from vkmoe.placement.pools import SlotLayout
-from vkmoe.placement.sizes import weight_bytes
+from vkmoe.weights.sizes import weight_bytes
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

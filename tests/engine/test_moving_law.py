@@ -32,7 +32,7 @@ from vkmoe.llm import demo_model_path
 from vkmoe.ops.experts import kept_bytes
 from vkmoe.placement import expert_memory, memory
 from vkmoe.placement.pools import SlotLayout
-from vkmoe.placement.sizes import expert_shape, weight_bytes
+from vkmoe.weights.sizes import expert_shape, weight_bytes
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -17,7 +17,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
 from vkmoe.llm import LLM
-from vkmoe.placement.sizes import weight_bytes
+from vkmoe.weights.sizes import weight_bytes
 
 TOKENS = [(7 * i * i + 3) % 299 for i in range(12)]
 # All at home, or in and out of a pool over the file and of slots over that.

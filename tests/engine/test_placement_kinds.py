@@ -15,7 +15,7 @@ from tests.engine.tiny import expected, model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.placement.pools import SlotLayout
-from vkmoe.placement.sizes import weight_bytes
+from vkmoe.weights.sizes import weight_bytes
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -28,7 +28,7 @@ from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement.cache_choice import cache_settings
 from vkmoe.placement.pools import host_pools
-from vkmoe.placement.sizes import trace_header
+from vkmoe.weights.sizes import trace_header
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -19,7 +19,7 @@ from vkmoe.experts.records.profile import profile_text, profiled_model
 from vkmoe.experts.records.trace import TraceWriter
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.models import open_model
-from vkmoe.placement.sizes import trace_header
+from vkmoe.weights.sizes import trace_header
 
 TOKENS = [5, 17, 3, 900, 41, 8, 77, 12, 5, 17]
 N_LAYERS, N_EXPERTS, N_USED = 6, 32, 4

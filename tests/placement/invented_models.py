@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.models.changed_specs import of_layers
 from vkmoe.config import EngineConfig
+from vkmoe.experts.study.hit_curve import MEAN_CURVE
 from vkmoe.facts import (
     AttentionSpec,
     DenseSpec,
@@ -19,7 +20,6 @@ from vkmoe.facts import (
 )
 from vkmoe.modes import Cache, ExpertMode
 from vkmoe.placement.forecast.cost import token_bytes
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE
 from vkmoe.placement.forecast.speeds import Speeds, machine_of
 from vkmoe.placement.plan import Scratch, plans, ranked
 

@@ -13,6 +13,8 @@ import pytest
 from tests.gpu.invented import APU, DEVICES, DISCRETE_12, LAVAPIPE
 from tests.needs import need_cpu
 from tests.placement.invented_models import plan
+from vkmoe.experts.study.hit_curve import MEAN_CURVE
+from vkmoe.experts.study.slot_curves import curves_of_counts
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan
 from vkmoe.placement.forecast.advice import describe, drawback
 from vkmoe.placement.forecast.cost import (
@@ -26,8 +28,6 @@ from vkmoe.placement.forecast.cost import (
     token_bytes,
 )
 from vkmoe.placement.forecast.device_profiles import read_profile
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE
-from vkmoe.placement.forecast.slot_curves import curves_of_counts
 from vkmoe.placement.forecast.speeds import TYPICAL, Machine, Speeds, machine_of
 
 from .invented_models import N_EXPERTS, N_USED, SCRATCH, SPEC, WEIGHTS, expert_bytes, planned

@@ -25,7 +25,7 @@ from vkmoe.gpu.device import Device
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.loader import LoadedWeights, load_weights
-from vkmoe.placement.placer import Progress
+from vkmoe.weights.placer import Progress
 
 POOL_BYTES = 200_000  # of 16 experts of 24,576 bytes: some
 

@@ -24,8 +24,8 @@ from vkmoe.gpu.arena import lay_out_spans
 from vkmoe.modes import Cache
 from vkmoe.placement.memory import available_bytes, device_budget, layout_bytes
 from vkmoe.placement.pools import SlotLayout, host_pools, split_slots
-from vkmoe.placement.sizes import N_THREADS
-from vkmoe.placement.span_reader import READING_BYTES, STAGING_BYTES
+from vkmoe.weights.sizes import N_THREADS
+from vkmoe.weights.span_reader import READING_BYTES, STAGING_BYTES
 
 from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, WEIGHTS, expert_bytes, planned
 

@@ -22,7 +22,7 @@ from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
 from vkmoe.ops.launches import KernelClass, Launch, kernel_class
 from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.placement.remembered import Measured
+from vkmoe.remembered import Measured
 from vkmoe.selftest.launches import choice as launch_choice
 from vkmoe.selftest.launches.cases import (
     COMMON_TYPES,

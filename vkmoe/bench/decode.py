@@ -30,11 +30,11 @@ from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import demo_model_path, read_tokenizer
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
-from vkmoe.placement.mapped import kept_type, mapped_bytes, spans_in_file
-from vkmoe.placement.placer import Progress
-from vkmoe.placement.sizes import weight_bytes
 from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.suite import Variant, run_variant, variants_of
+from vkmoe.weights.mapped import kept_type, mapped_bytes, spans_in_file
+from vkmoe.weights.placer import Progress
+from vkmoe.weights.sizes import weight_bytes
 
 __all__ = ["DecodeChoice", "TokenBytes", "best", "greedy", "run", "token_bytes"]
 

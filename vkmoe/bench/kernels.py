@@ -28,7 +28,7 @@ from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
 from vkmoe.models import open_model
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.remembered import tuning_for
+from vkmoe.remembered import tuning_for
 from vkmoe.selftest.families import FAMILIES
 from vkmoe.selftest.inputs import compared_types
 from vkmoe.selftest.suite import Variant, compiled_variants, variants_of

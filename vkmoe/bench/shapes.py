@@ -18,8 +18,8 @@ from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.workspace import router_shape
 from vkmoe.ops.router import RouterShape
-from vkmoe.placement.mapped import kept_type
 from vkmoe.quants import loaded_type
+from vkmoe.weights.mapped import kept_type
 
 __all__ = ["MODELS", "SIZES", "TINY", "KernelShapes", "LatentSizes", "ModelSizes", "shapes_of"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vkmoe.gguf_file import GgufFile
     from vkmoe.models import ModelFile
     from vkmoe.models.tensors import ModelTensors
-    from vkmoe.placement.remembered import Recalled
+    from vkmoe.remembered import Recalled
 
 __all__ = ["info", "spec_lines", "type_lines"]
 
@@ -81,7 +81,7 @@ def _file_lines(file: GgufFile) -> list[str]:
 
 def _conversion_lines(tensors: ModelTensors) -> list[str]:
     """List what has a type without kernels, and what loading makes of it."""
-    from vkmoe.placement.sizes import conversions, expected_seconds, in_time
+    from vkmoe.weights.sizes import conversions, expected_seconds, in_time
 
     return [
         f"converted     {item.n_tensors} tensor{'s' * (item.n_tensors > 1)}"
@@ -119,7 +119,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     from vkmoe.placement.decide import Choosing, decide
     from vkmoe.placement.forecast.measured import Known, recall_speeds
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
-    from vkmoe.placement.remembered import Recalled, recall, with_measured
+    from vkmoe.remembered import Recalled, recall, with_measured
 
     try:
         device = choose_device(list_devices(), config.device)

@@ -103,7 +103,7 @@ def _machine(name: str | None, engine: EngineConfig, model: Path) -> _Machine:
     from vkmoe.placement.forecast.device_profiles import DeviceProfile, read_profile
     from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds
     from vkmoe.placement.memory import available_bytes
-    from vkmoe.placement.remembered import tuning_for
+    from vkmoe.remembered import tuning_for
 
     if name is not None:
         return _Machine(read_profile(name))

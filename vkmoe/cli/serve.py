@@ -23,7 +23,7 @@ from vkmoe.errors import VkmoeError
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
-    from vkmoe.placement.placer import Progress
+    from vkmoe.weights.placer import Progress
 
 __all__ = ["serve"]
 

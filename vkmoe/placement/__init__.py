@@ -1,1 +1,1 @@
-"""Decides what lies where (plan, experts, sizes) and puts it there (loader, expert_memory)."""
+"""Decides what lies where, by what that costs, and puts it there (loader, expert_memory)."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 from vkmoe.choices import ModeName
@@ -23,12 +24,15 @@ from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.token_table import n_rows_of, row_bytes
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.experts.study.slot_curves import known_curves
 from vkmoe.facts import (
     Allocation,
     DeviceInfo,
     MemoryPlan,
     ModelSpec,
     WeightBytes,
+    in_mib,
 )
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models import ModelFile
@@ -39,14 +43,10 @@ from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.experts import Way
 from vkmoe.placement.forecast.cost import TokenBytes, token_bytes
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
-from vkmoe.placement.forecast.slot_curves import known_curves
 from vkmoe.placement.forecast.speeds import Machine, Speeds, machine_of
-from vkmoe.placement.mapped import mapped_bytes, spans_in_file
 from vkmoe.placement.memory import (
     allocation,
     available_bytes,
-    in_mib,
     margin_for,
 )
 from vkmoe.placement.plan import (
@@ -62,7 +62,8 @@ from vkmoe.placement.plan import (
     row_sizes,
 )
 from vkmoe.placement.pools import host_pools
-from vkmoe.placement.sizes import weight_bytes
+from vkmoe.weights.mapped import mapped_bytes, spans_in_file
+from vkmoe.weights.sizes import weight_bytes
 
 __all__ = [
     "MOST_ATTEMPTS",
@@ -124,8 +125,10 @@ def decide(
     free = available_bytes() if available_host_bytes is None else available_host_bytes
     tuning = tuning or choose_tuning(device)
     choosing = choosing or Choosing()
-    if device.is_vulkan and (curves := known_curves(config, model)) is not None:
-        choosing = replace(choosing, curve=curves)
+    if config.expert_profile is not None and device.is_vulkan and model.expert_tensors:
+        path = Path(config.expert_profile)
+        curves = known_curves(path, model.spec, model.expert_tensors)
+        choosing = replace(choosing, curve=curves or choosing.curve)
     given = _Given(model, device, tuning, choosing, overlaps, free)
     asked = config
     try:

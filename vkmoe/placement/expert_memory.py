@@ -31,7 +31,7 @@ from vkmoe.modes import Cache, ExpertMode
 from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loader import LoadedWeights
-from vkmoe.placement.span_reader import FileReads, StagedUploads
+from vkmoe.weights.span_reader import FileReads, StagedUploads
 
 __all__ = ["BudgetWatch", "ExpertMemory"]
 

@@ -17,8 +17,10 @@ from typing import NamedTuple
 from vkmoe.choices import MissWay, ModeName
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.experts.decide.settings import size_cache
+from vkmoe.experts.decide.settings import MOST_LANDING, size_cache
 from vkmoe.experts.store.table import N_VERSIONS
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.experts.study.slot_curves import LayerCurves
 from vkmoe.facts import (
     Allocation,
     ArenaLayout,
@@ -27,21 +29,19 @@ from vkmoe.facts import (
     ExpertSpec,
     MemoryPlan,
     WeightBytes,
+    in_mib,
 )
 from vkmoe.gpu.arena import lay_out_alike, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.modes import RESIDENT, AtHome, Cache, CpuLayers, Hybrid
 from vkmoe.ops.experts import DESCRIPTOR_BYTES
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
-from vkmoe.placement.forecast.slot_curves import LayerCurves
-from vkmoe.placement.memory import GRANULARITY, allocation, in_mib, layout_bytes, size_option
+from vkmoe.placement.memory import GRANULARITY, allocation, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
-from vkmoe.placement.span_reader import READING_BYTES
+from vkmoe.weights.span_reader import READING_BYTES
 
-__all__ = ["MOST_LANDING", "N_STAGED", "ExpertRoom", "Way", "place_experts", "ways"]
+__all__ = ["N_STAGED", "ExpertRoom", "Way", "place_experts", "ways"]
 
 N_STAGED = 4  # experts on their way from the file to slots at a time
-MOST_LANDING = 2  # slots of a layer in which experts land while they are read
 PREDICTED = "predicted to be fastest; --expert-mode changes it"
 
 

@@ -44,10 +44,10 @@ from vkmoe.modes import Hybrid
 from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.memory import available_bytes
-from vkmoe.placement.placer import MappedPlacer, Placer, Progress, Progressing
 from vkmoe.placement.plan import table_shape
-from vkmoe.placement.sizes import N_THREADS, conversion_line
-from vkmoe.placement.span_reader import FileReads, SpanReader
+from vkmoe.weights.placer import MappedPlacer, Placer, Progress, Progressing
+from vkmoe.weights.sizes import N_THREADS, conversion_line
+from vkmoe.weights.span_reader import FileReads, SpanReader
 
 __all__ = ["LoadedWeights", "load_weights"]
 

@@ -23,7 +23,6 @@ __all__ = [
     "available_bytes",
     "device_budget",
     "host_budget",
-    "in_mib",
     "is_mapped",
     "layout_bytes",
     "margin_for",
@@ -39,14 +38,6 @@ LEFT_BYTES, LEFT_PERCENT = 2 * GIB, 8  # of host memory, to other programs
 GRANULARITY = 64 << 10
 
 # ----- in words -----
-
-
-def in_mib(n_bytes: int) -> str:
-    """Write bytes for people: whole MiB, tenths where they are few, or KiB."""
-    if 0 < n_bytes < MIB:
-        return f"{-(-n_bytes // 1024):,} KiB"
-    digits = 1 if 0 < n_bytes < 10 * MIB else 0
-    return f"{max(0, n_bytes) / MIB:,.{digits}f} MiB"
 
 
 def size_option(n_bytes: int, *, at_most: bool) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from vkmoe import remembered
 from vkmoe.choices import ModeName
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.variants import has_cpu
@@ -22,7 +23,6 @@ from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import DeviceInfo
 from vkmoe.models import ModelFile
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement import remembered
 from vkmoe.placement.decide import Choosing, Decision, decide
 from vkmoe.placement.forecast.speeds import Machine
 from vkmoe.placement.plan import Candidate

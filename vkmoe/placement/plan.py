@@ -16,6 +16,7 @@ from vkmoe.choices import BufferName
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.store.table import N_VERSIONS, TableShape
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.facts import (
     Allocation,
     ArenaLayout,
@@ -24,6 +25,7 @@ from vkmoe.facts import (
     MemoryPlan,
     ModelSpec,
     WeightBytes,
+    in_mib,
 )
 from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
@@ -35,19 +37,17 @@ from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
 from vkmoe.ops.handover import HANDED, JOINED
 from vkmoe.placement.experts import ExpertRoom, Way, place_experts, ways
 from vkmoe.placement.forecast.cost import Prediction, TokenBytes, predict
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.placement.forecast.speeds import Machine
 from vkmoe.placement.memory import (
     allocation,
     device_budget,
     host_budget,
-    in_mib,
     is_mapped,
     layout_bytes,
     option_of,
 )
 from vkmoe.placement.pools import PoolRoom
-from vkmoe.placement.sizes import CONVERTING_BYTES, growth_words
+from vkmoe.weights.sizes import CONVERTING_BYTES, growth_words
 
 __all__ = [
     "DEFAULT_CTX_SIZE",

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo
+from vkmoe.experts.study.slot_curves import LayerCurves, split_by_gain
+from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, in_mib
 from vkmoe.gpu.arena import (
     chunk_cap,
     lay_out_alike,
@@ -26,9 +27,8 @@ from vkmoe.gpu.arena import (
     slot_chunks,
 )
 from vkmoe.ops.prompt_experts import HALF_BYTES, N_HALVES, places_of_round
-from vkmoe.placement.forecast.slot_curves import LayerCurves, split_by_gain
-from vkmoe.placement.memory import allocated, allocation, in_mib, layout_bytes, size_option
-from vkmoe.placement.span_reader import READING_BYTES
+from vkmoe.placement.memory import allocated, allocation, layout_bytes, size_option
+from vkmoe.weights.span_reader import READING_BYTES
 
 __all__ = ["PoolPlan", "PoolPlanner", "PoolRoom", "SlotLayout", "host_pools", "split_slots"]
 

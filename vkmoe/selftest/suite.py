@@ -19,7 +19,7 @@ from vkmoe.gpu.device import Device, spirv_folder
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.launches import KEEPING, MatvecFamily
 from vkmoe.ops.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
-from vkmoe.placement.remembered import tuning_for
+from vkmoe.remembered import tuning_for
 from vkmoe.selftest.comparison import Check, Checks
 from vkmoe.selftest.families import (
     FAMILIES,

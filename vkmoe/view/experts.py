@@ -24,9 +24,9 @@ from vkmoe.experts.records.watch import (
     Use,
 )
 from vkmoe.modes import Hybrid
-from vkmoe.placement.sizes import weight_bytes
 from vkmoe.view.changes import change_experts, refusal
 from vkmoe.view.why import Served, explain
+from vkmoe.weights.sizes import weight_bytes
 
 __all__ = ["MAX_USES", "ExpertView", "bytes_by_way"]
 

@@ -19,7 +19,7 @@ from vkmoe.experts.records.profile import MOST_TRACED, load_profile, profiled_mo
 from vkmoe.experts.records.trace import TraceHeader, TraceWriter, is_trace_file
 from vkmoe.llm import LLM
 from vkmoe.models import open_model
-from vkmoe.placement.sizes import trace_header
+from vkmoe.weights.sizes import trace_header
 
 TINY = model_path("moe_plain")
 

@@ -167,9 +167,9 @@ def _replay(
     config: EngineConfig,
     quiet: bool,
 ) -> Sweep:
+    from vkmoe.experts.decide.settings import MOST_LANDING
     from vkmoe.experts.study.replay import Transfers, Wanted, run_sweep
     from vkmoe.placement.cache_choice import copies_overlap
-    from vkmoe.placement.experts import MOST_LANDING
 
     def settings(
         policy: PolicyName, n_slots: int, predictor: PredictorName | None

@@ -90,7 +90,7 @@ def trace(
     that is there already is replaced only with --overwrite. A long prompt of your own subject tells
     more than a long reply: the trace of a reply depends on the sampling options.
     """
-    from vkmoe.placement.sizes import trace_header
+    from vkmoe.weights.sizes import trace_header
 
     positional, stdin = split_words(words or [])
     chosen = chosen_model(context, positional, model)

@@ -14,6 +14,7 @@ from vkmoe.config import Pins
 from vkmoe.facts import CacheSizing, SizingStatus
 
 __all__ = [
+    "MOST_LANDING",
     "CacheSettings",
     "PoolSpec",
     "make_pools",
@@ -22,6 +23,7 @@ __all__ = [
     "sizing_line",
 ]
 
+MOST_LANDING = 2  # slots of a layer in which experts land while they are read
 _GIB, _MIB = 1 << 30, 1 << 20
 _MORE_ROOM = "lower --ctx-size, close other programs that use the GPU, or take a smaller model"
 

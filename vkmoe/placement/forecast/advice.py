@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.facts import MemoryPlan
+from vkmoe.facts import MemoryPlan, in_mib
 from vkmoe.placement.decide import Decision
-from vkmoe.placement.memory import in_mib
 from vkmoe.placement.plan import Candidate
 
 __all__ = ["advice", "alternatives", "describe", "drawback"]

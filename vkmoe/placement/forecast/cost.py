@@ -13,9 +13,9 @@ from math import comb
 import numpy as np
 
 from vkmoe.choices import MissWay
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.modes import Cache, Hybrid, Resident
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.placement.forecast.speeds import CPU_ROWS, Machine, Speeds
 
 __all__ = [

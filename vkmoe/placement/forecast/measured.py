@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from vkmoe import remembered
 from vkmoe.choices import ModeName
 from vkmoe.cpu.device import n_cores
 from vkmoe.cpu.reads import host_bytes_per_second
@@ -21,7 +22,6 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gguf_file.disk import read_speed
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import measure_memory
-from vkmoe.placement import remembered
 from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.link import link_of_misses
 

@@ -17,7 +17,7 @@ from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.runner import Runner
 from vkmoe.ops.launches import KEEPING, KernelClass, Launch
 from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.placement.remembered import Measured
+from vkmoe.remembered import Measured
 from vkmoe.selftest.families import FAMILIES, Setting, launched
 from vkmoe.selftest.launches.cases import MatrixWork
 

@@ -21,8 +21,8 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Placement
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.ops.experts import SpanMatrix
-from vkmoe.placement.sizes import N_THREADS, expert_shape, span_parts
 from vkmoe.quants import TYPES, lay_out, to_device
+from vkmoe.weights.sizes import N_THREADS, expert_shape, span_parts
 
 __all__ = ["READING_BYTES", "STAGING_BYTES", "FileReads", "SpanReader", "StagedUploads"]
 

@@ -26,10 +26,10 @@ from vkmoe.models.trunk_tensors import FileMatrix, FileVector
 from vkmoe.models.weights import Block
 from vkmoe.ops.experts import DESCRIPTOR_BYTES, ExpertShape
 from vkmoe.ops.matvec import Matrix
-from vkmoe.placement.mapped import kept_type, mapped_shape
-from vkmoe.placement.sizes import N_THREADS, expert_shape, span_parts
 from vkmoe.quants import TYPES, decode, device_row_bytes, lay_out
 from vkmoe.quants.types import Bytes
+from vkmoe.weights.mapped import kept_type, mapped_shape
+from vkmoe.weights.sizes import N_THREADS, expert_shape, span_parts
 
 __all__ = ["MappedPlacer", "Placer", "Progress", "Progressing"]
 

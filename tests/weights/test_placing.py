@@ -21,11 +21,11 @@ from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.gpu.arena import Placement, round_up
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import FeedForwardTensors, read_tensors
-from vkmoe.placement import placer as placing
-from vkmoe.placement.placer import Placer, Progressing
-from vkmoe.placement.sizes import expert_shape, span_parts
-from vkmoe.placement.span_reader import SpanReader
 from vkmoe.quants import decode, lay_out
+from vkmoe.weights import placer as placing
+from vkmoe.weights.placer import Placer, Progressing
+from vkmoe.weights.sizes import expert_shape, span_parts
+from vkmoe.weights.span_reader import SpanReader
 
 Bytes = NDArray[np.uint8]
 POISON = 0xFF

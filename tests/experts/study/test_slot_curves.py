@@ -18,24 +18,23 @@ from numpy.typing import NDArray
 from tests.engine.tiny import model_path
 from tests.experts.invented_traces import trace_of
 from tests.gpu.invented import DISCRETE_12
+from tests.placement.invented_models import MIXED, N_EXPERTS, SCRATCH, SPEC
 from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.records.trace import Trace
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.replay import ENOUGH_TOKENS, Transfers, simulate
-from vkmoe.facts import MemoryPlan
-from vkmoe.models import open_model
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
-from vkmoe.placement.forecast.slot_curves import (
+from vkmoe.experts.study.slot_curves import (
     LayerCurves,
     curves_of_counts,
     curves_of_trace,
     known_curves,
     split_by_gain,
 )
+from vkmoe.facts import MemoryPlan
+from vkmoe.models import open_model
 from vkmoe.placement.plan import plans
 from vkmoe.placement.pools import SlotLayout, split_slots
-
-from .invented_models import MIXED, N_EXPERTS, SCRATCH, SPEC
 
 MIB, GIB = 1 << 20, 1 << 30
 CACHE = EngineConfig(expert_mode="cache")
@@ -244,7 +243,7 @@ def test_a_pipe_is_left_to_what_follows_the_uses(tmp_path: Path) -> None:
     try:
         os.write(writer, b"{}")
         with open_model(model_path("moe_plain")) as model:
-            assert known_curves(EngineConfig(expert_profile=str(pipe)), model) is None
+            assert known_curves(pipe, model.spec, model.expert_tensors) is None
         assert os.read(writer, 9) == b"{}"
     finally:
         os.close(writer)

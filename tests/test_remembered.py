@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.gpu.invented import AMD
+from vkmoe import remembered
 from vkmoe.facts import DeviceInfo
 from vkmoe.ops.launches import KernelClass, Launch, kernel_class
 from vkmoe.ops.tuning import choose_tuning
-from vkmoe.placement import remembered
-from vkmoe.placement.remembered import (
+from vkmoe.remembered import (
     Measured,
     Recalled,
     forget,

@@ -13,7 +13,7 @@ import pytest
 from tests.engine.other_types import UNEVEN, of_types
 from tests.engine.tiny import ONE_OF_EACH, Tensor, model_path, rewrite
 from tests.gpu.invented import DISCRETE_12, GIB, LAVAPIPE, MIB
-from tests.placement.invented_models import plan
+from tests.placement.invented_models import SCRATCH, SPEC, WEIGHTS, expert_bytes, plan
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import Conversion, DeviceInfo, MemoryPlan, WeightBytes
@@ -25,10 +25,11 @@ from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model, read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.modes import Resident
-from vkmoe.placement import sizes as subject
 from vkmoe.placement.decide import decide
 from vkmoe.placement.loader import load_weights
-from vkmoe.placement.sizes import (
+from vkmoe.quants import TYPES, device_row_bytes, lay_out
+from vkmoe.weights import sizes as subject
+from vkmoe.weights.sizes import (
     CONVERTING_BYTES,
     N_THREADS,
     conversion_line,
@@ -39,9 +40,6 @@ from vkmoe.placement.sizes import (
     in_time,
     weight_bytes,
 )
-from vkmoe.quants import TYPES, device_row_bytes, lay_out
-
-from .invented_models import SCRATCH, SPEC, WEIGHTS, expert_bytes
 
 
 def demo_tensors() -> tuple[ModelTensors, dict[str, TensorInfo]]:

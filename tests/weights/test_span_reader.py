@@ -21,10 +21,10 @@ from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
-from vkmoe.placement import span_reader
-from vkmoe.placement.sizes import expert_shape, span_parts
-from vkmoe.placement.span_reader import FileReads, SpanReader
 from vkmoe.quants import to_device
+from vkmoe.weights import span_reader
+from vkmoe.weights.sizes import expert_shape, span_parts
+from vkmoe.weights.span_reader import FileReads, SpanReader
 
 Bytes = NDArray[np.uint8]
 POISON = 0xFF

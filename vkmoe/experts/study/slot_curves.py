@@ -18,8 +18,7 @@ from stat import S_ISREG
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.config import EngineConfig
-from vkmoe.experts.decide.settings import CacheSettings, make_pools
+from vkmoe.experts.decide.settings import MOST_LANDING, CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import TokenRows
 from vkmoe.experts.records.importance import is_importance_file
 from vkmoe.experts.records.profile import (
@@ -29,9 +28,10 @@ from vkmoe.experts.records.profile import (
     trace_of_model,
 )
 from vkmoe.experts.records.trace import Trace, is_trace_file
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.replay import ENOUGH_TOKENS, Transfers, simulate
-from vkmoe.models import ModelFile
-from vkmoe.placement.forecast.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.facts import ModelSpec
+from vkmoe.gguf_file import TensorInfo
 
 __all__ = ["LayerCurves", "curves_of_counts", "curves_of_trace", "known_curves", "split_by_gain"]
 
@@ -135,23 +135,23 @@ def _exchange(
 # ----- what is known -----
 
 
-def known_curves(config: EngineConfig, model: ModelFile) -> LayerCurves | None:
-    """Return the curves by what `--expert-profile` names; None where that tells nothing.
+def known_curves(
+    path: Path, spec: ModelSpec, layers: Sequence[Sequence[TensorInfo]]
+) -> LayerCurves | None:
+    """Return the curves by the file that `--expert-profile` names; None where it tells nothing.
 
-    Raises VkmoeError for a file that is damaged or belongs to another model.
+    `layers` are the expert tensors of each MoE layer. Raises VkmoeError for a file that is damaged
+    or belongs to another model.
     """
-    if config.expert_profile is None or model.spec.experts is None or not model.expert_tensors:
-        return None
-    path = Path(config.expert_profile)
-    tensors = [tensor for layer in model.expert_tensors for tensor in layer]
-    described = profiled_model(model.spec, len(model.expert_tensors), tensors)
     try:
         found = path.stat()
     except OSError:
         return None
     if not S_ISREG(found.st_mode):
         return None  # a pipe is read once, by what follows the uses
-    return _read(path, (found.st_mtime_ns, found.st_size), described, model.spec.n_vocab)
+    tensors = [tensor for layer in layers for tensor in layer]
+    described = profiled_model(spec, len(layers), tensors)
+    return _read(path, (found.st_mtime_ns, found.st_size), described, spec.n_vocab)
 
 
 @lru_cache(maxsize=4)
@@ -213,8 +213,6 @@ def curves_of_trace(trace: Trace) -> LayerCurves | None:
     Each counts as one that was drawn. All layers together have the hits that were found; what sets
     one apart counts for more the longer the trace is.
     """
-    from vkmoe.placement.experts import MOST_LANDING  # which imports this module
-
     header, most = trace.header, min(MOST_TOKENS, MOST_LOOKED_AT // trace.space.n_keys)
     n_tokens = min(trace.n_tokens, max(ENOUGH_TOKENS, most))
     if n_tokens < ENOUGH_TOKENS:
