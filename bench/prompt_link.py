@@ -6,11 +6,11 @@ python -m bench.prompt_link --model FILE --lengths 64,512 --slowness 2
 Prompts of --lengths tokens, drawn at random, in chunks of --ubatch-size rows, of a synthetic model
 with 2 layers of 64 experts or of --model: with --share % of the experts in slots, with one slot in
 each layer, and without any, all experts at home. The arms take turns, and their logits must be
-equal to the last bit. First they run on the device as it is; then over a link by injection
-(bench/slow_link.py) that takes --slowness times as long for what a chunk with slots moves as the
-device needs to compute it. Said are seconds of a prompt, in what share of them the link carried
-bytes, and the ratios to the arm without slots. Commands between two barriers run beside the link.
-On a CPU device those that bring experts take their time besides.
+equal to the last bit. First they run on the device as it is; then, with its memory taken for its
+own, over a link by injection (bench/slow_link.py) that takes --slowness times as long for what a
+chunk with slots moves as the device needs to compute it. Said are seconds of a prompt, in what
+share of them the link carried bytes, and the ratios to the arm without slots. Commands between two
+barriers run beside the link. On a CPU device those that bring experts take their time besides.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ from vkmoe.bench.measure import MIN_REPEATS, Row, summarise
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
+from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.models import open_model
 
@@ -103,13 +105,9 @@ def main() -> None:
     link = SlowLink(FAST)
     arms = _arms(model, link, options)
     results: dict[str, Any] = {"model": model.name, "chunk": options.ubatch_size}
-    with ExitStack() as stack:
-        for arm in arms:
-            stack.enter_context(arm.opened())
-        for length in options.lengths:
-            for arm in arms:
-                arm.turn(length)  # what is recorded and compiled when it is first used
+    with _opened(arms, options.lengths):
         rows = [*_turns("as it is", arms, options, card)]
+    with patch.object(DeviceInfo, "is_uma", False), _opened(arms, options.lengths):
         for arm in arms:
             arm.slow()
             arm.turn(max(options.lengths))
@@ -117,6 +115,18 @@ def main() -> None:
         results |= {"slowness": options.slowness, "link_mb_per_s": link.bytes_per_second / 1e6}
         rows += _turns(f"link {options.slowness:g} x as slow", arms, options, card)
     finish("prompt_link", card, results | {"rows": rows}, options.record)
+
+
+@contextmanager
+def _opened(arms: Sequence[_Arm], lengths: Sequence[int]) -> Iterator[None]:
+    """Load the model for each arm, and record and compile what its prompts use."""
+    with ExitStack() as stack:
+        for arm in arms:
+            stack.enter_context(arm.opened())
+        for length in lengths:
+            for arm in arms:
+                arm.turn(length)
+        yield
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import Executor
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import demo_model_path
@@ -132,9 +133,10 @@ def test_a_long_prompt_has_the_same_bits_however_it_is_cut() -> None:
 )
 @pytest.mark.parametrize("executor", ["fused", "stepped"])
 def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
-    executor: Executor, ways: dict[str, Any]
+    executor: Executor, ways: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many rows use it: it is brought, and its tiles are read where it was brought to."""
+    monkeypatch.setattr(DeviceInfo, "is_uma", False)  # a card's memory is its own
     asked: dict[str, Any] = {"expert_slots": 12, "expert_copies": "wait", "executor": executor}
     config = EngineConfig(ctx_size=128, **asked, **ways)
     with Engine(demo_model_path(), config) as engine, Transfer(engine.device) as transfer:
@@ -162,7 +164,7 @@ def test_brought_experts_give_the_bits_of_those_on_the_device(engine: Engine, pa
         return
     tokens, cuts = tokens_of(engine.n_vocab), [33, 64]
     wanted = prompt(engine, tokens, cuts)
-    config = EngineConfig(ctx_size=100, ubatch_size=64, expert_slots=1, expert_copies="wait")
+    config = EngineConfig(ctx_size=100, ubatch_size=64, expert_slots=1, miss="gather")
     with Engine(path, config, checks=True) as other:
         assert other.plan.brought_places
         assert_same_bits(prompt(other, tokens, cuts), wanted)

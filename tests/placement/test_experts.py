@@ -122,6 +122,18 @@ def test_a_model_without_experts_has_an_empty_cache() -> None:
 # ----- what was asked -----
 
 
+@pytest.mark.parametrize(
+    ("asked", "brings"),
+    [({}, False), ({"promote_on_read": True}, True), ({"miss": "gather"}, True)],
+    ids=["nothing", "promote", "gather"],
+)
+def test_shared_memory_has_no_copies_of_experts_of_prompts_unless_copies_are_asked_for(
+    asked: dict[str, Any], brings: bool
+) -> None:
+    made = planned(APU, expert_slots=8, **({"promote_on_read": None, "miss": "auto"} | asked))
+    assert (made.brought_places > 0) == brings
+
+
 @one_and_two_sizes
 @pytest.mark.parametrize("info", [DISCRETE_12, APU, LAVAPIPE], ids=lambda info: info.name)
 @pytest.mark.parametrize("n_slots", [1, 8, 40])
@@ -131,9 +143,10 @@ def test_a_number_of_slots_is_made_on_every_device(
     """On shared memory too, where slots and homes both count."""
     made = planned(info, weights, expert_slots=n_slots)
     assert (made.mode.experts_in, made.expert_slots) == ("cache", (n_slots,) * 48)
-    assert [line.place for line in made.lines[-3:]] == ["device", "device", "host"]
-    assert [line.name for line in made.lines[-3:-1]] == ["expert slots", "brought experts"]
-    assert made.lines[-3].reason == "as --expert-slots"
+    names = ["expert slots"] if info.is_uma else ["expert slots", "brought experts"]
+    lines = made.lines[-1 - len(names) :]
+    assert [(line.place, line.name) for line in lines[:-1]] == [("device", name) for name in names]
+    assert (lines[-1].place, lines[0].reason) == ("host", "as --expert-slots")
     total = made.total("device") + (made.total("host") if info.is_uma else 0)
     assert total <= device_budget(info, RAM)
 

@@ -164,9 +164,12 @@ def _ways_of_cache(given: ExpertRoom) -> Iterator[Way]:
         misses = (config.miss if config.miss != "auto" else "read",)
     reason = "the device shares the host's memory" if device.is_uma else ""
     reason = "as --miss" if config.miss != "auto" else reason
+    brought: tuple[bool, ...] = (True, False)
+    if device.is_uma:  # where a copy gains nothing, and is made only if options ask for such
+        brought = (config.miss == "gather" or bool(config.promote_on_read),)
     for miss in misses:
         for n_landing in range(most, least - 1, -1):
-            for brings in (True, False) if given.brings else (False,):
+            for brings in brought if given.brings else (False,):
                 yield Way("cache", miss, n_landing, brings, reason=reason)
 
 

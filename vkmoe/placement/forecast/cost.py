@@ -314,7 +314,8 @@ class _Times:
     def _brought(self, whole: TokenBytes, rows: float, share: float) -> float:
         """Return the seconds in which missed experts reach the device, besides their work there."""
         if self._machine.shares_memory or not share:
-            return 0.0
+            copied = 2 * share * whole.others * (self._plan.brought_places > 0)
+            return copied / self._speeds.device
         n_reads = max(1.0, rows / TILE_ROWS + 0.5)  # one for each tile of rows
         in_place = n_reads * share * whole.others / self._speeds.link
         if not self._plan.brought_places:
