@@ -105,3 +105,11 @@ def shared() -> Path:
         if (parent / "shared" / "vocab").is_dir():
             return parent / "shared"
     missing("no folder shared/ beside the checkout: real vocabularies are not tested")
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Make a schema of arrays in arrays."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
