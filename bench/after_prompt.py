@@ -38,7 +38,7 @@ from vkmoe.experts.decide.settings import MOST_LANDING, CacheSettings, make_pool
 from vkmoe.experts.records.trace import Trace, joined
 from vkmoe.experts.study.replay import Transfers, simulate
 from vkmoe.llm import LLM, demo_model_path
-from vkmoe.placement.plan import GPU_UBATCH
+from vkmoe.models.program_sizes import GPU_UBATCH
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTEXT = 1024

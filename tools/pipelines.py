@@ -27,6 +27,7 @@ from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
 from vkmoe.kv_types import KvTypes, both
 from vkmoe.models import ModelFile, read_spec
 from vkmoe.models.decoder import Decoder
+from vkmoe.models.program_sizes import DEFAULT_CTX_SIZE
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.weights import (
@@ -43,7 +44,6 @@ from vkmoe.ops.matvec import Matrix
 from vkmoe.ops.norms import rms_norm
 from vkmoe.ops.prompt_experts import BroughtPlaces
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.plan import DEFAULT_CTX_SIZE
 from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
 from vkmoe.weights.sizes import expert_shape
 

@@ -503,6 +503,18 @@ class EngineConfig:
         return "" if self.expert_mode == "auto" else f"--expert-mode {self.expert_mode}"
 
     @property
+    def slots_option(self) -> str:
+        """Write the option that says how many experts have a slot; empty where none does."""
+        if self.expert_slots is not None:
+            return f"--expert-slots {self.expert_slots}"
+        return "" if self.expert_cache is None else f"--expert-cache {self.expert_cache.strip()}"
+
+    @property
+    def pool_option(self) -> str:
+        """Write the option that says how large the host pool is; empty where it was not given."""
+        return "" if self.host_pool is None else f"--host-pool {self.host_pool.strip()}"
+
+    @property
     def predictor(self) -> PredictorName:
         """Name what tells which experts are about to be used."""
         if self.moe_predict_prefetch is False:

@@ -20,6 +20,7 @@ from vkmoe.batch import MAX_LATER, RunResult, TokenBatch, TopLogits
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import CpuDevice
+from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.devices import open_device
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.execute.cpu_worker import CpuWorker
@@ -42,7 +43,6 @@ from vkmoe.placement.expert_memory import BudgetWatch, ExpertMemory
 from vkmoe.placement.forecast.measured import Known, recall_speeds
 from vkmoe.placement.link import link_of_misses, submit_speed
 from vkmoe.placement.loader import load_weights
-from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
 from vkmoe.remembered import tuning_for
 from vkmoe.weights.placer import Progress

@@ -183,8 +183,8 @@ def test_options_of_the_cache_are_said_to_have_no_effect() -> None:
     asked: dict[str, Any] = {"expert_slots": 2, "host_pool": "1MiB"}
     with LLM(model_path("moe_plain"), device="cpu", ctx_size=32, **asked) as llm:
         assert llm.plan.notes == tuple(
-            f"--{name} has no effect: the CPU reads experts from the file"
-            for name in ("expert-slots", "host-pool")
+            f"--{option} has no effect: the CPU reads experts in the file"
+            for option in ("expert-slots 2", "host-pool 1MiB")
         )
         assert llm.engine.cache is None and not llm.plan.mode.can_miss
         few = llm.generate([1, 2, 3], max_tokens=8, temp=0, ignore_eos=True).token_ids

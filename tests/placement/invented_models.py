@@ -18,10 +18,12 @@ from vkmoe.facts import (
     RopeSpec,
     WeightBytes,
 )
+from vkmoe.models.program_sizes import Scratch
 from vkmoe.modes import Cache, ExpertMode
-from vkmoe.placement.forecast.cost import token_bytes
+from vkmoe.placement.decide import explained
+from vkmoe.placement.forecast.cost import predict, token_bytes
 from vkmoe.placement.forecast.speeds import Speeds, machine_of
-from vkmoe.placement.plan import Scratch, plans, ranked
+from vkmoe.placement.plan import plans
 
 __all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes",
            "plan", "planned"]  # fmt: skip
@@ -36,7 +38,8 @@ DENSE = ModelSpec(
     norm_eps=1e-6, tied_embeddings=False, layers=(LayerSpec(ATTENTION, DenseSpec(0)),) * N_LAYERS,
 )  # fmt: skip
 SPEC = of_layers(DENSE, ATTENTION, *[ExpertSpec(N_EXPERTS, N_USED, 768)] * N_LAYERS)
-SCRATCH = Scratch(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000, logits=(6000,))
+SCRATCH = Scratch(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000, logits=(6000,),
+                  rows=512)  # fmt: skip
 
 
 def expert_bytes(*spans: int, trunk: int = GIB) -> WeightBytes:
@@ -54,15 +57,14 @@ def plan(
     scratch: Scratch, ram: int, speeds: Speeds | None = None,
 ) -> MemoryPlan:  # fmt: skip
     """The plan that is predicted to be fastest, at these speeds or those typical of the device."""
-    found = plans(config, spec, device, weights, scratch, ram)
-    return ranked(
-        found,
-        spec,
-        lambda made: token_bytes(spec, weights, weights.pieces[0], made.host_layers),
-        machine_of(device, speeds or Speeds(), ram),
-        MEAN_CURVE,
-        speeds is not None,
-    )[0].plan
+    machine = machine_of(device, speeds or Speeds(), ram)
+
+    def seconds(made: MemoryPlan) -> float:
+        reads = token_bytes(spec, weights, weights.pieces[0], made.host_layers)
+        return predict(made, spec, reads, machine, MEAN_CURVE).seconds
+
+    best = min(plans(config, spec, device, weights, scratch, ram), key=seconds)
+    return explained(best, machine.speeds, speeds is not None)
 
 
 def planned(

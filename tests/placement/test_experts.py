@@ -221,7 +221,7 @@ def test_slots_that_do_not_fit_say_what_does(
     (name, value), message = next(iter(asked.items())), str(caught.value)
     flag = "--" + name.replace("_", "-")
     assert message.startswith(f"{flag} {value} needs ") and info.name in message
-    assert ("for all of them" in message) == info.is_uma
+    assert ("for all experts in the host pool" in message) == info.is_uma
     largest = caught.value.hint.split(f"use {flag} ")[1].split(" or less")[0]
     possible = asked | {name: int(largest) if name == "expert_slots" else largest}
     made = planned(info, weights, ram, **possible)

@@ -19,7 +19,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info
 from vkmoe.facts import DeviceInfo
 from vkmoe.placement import mode_choice
-from vkmoe.placement.decide import Choosing, Decision, decide
+from vkmoe.placement.decide import Candidate, Choosing, Decision, decide
 from vkmoe.placement.forecast.device_profiles import read_profile
 from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.mode_choice import (
@@ -29,7 +29,6 @@ from vkmoe.placement.mode_choice import (
     known_choice,
     mode_question,
 )
-from vkmoe.placement.plan import Candidate
 
 BIG, SMALL = "qwen3-30b-a3b", "olmoe-1b-7b"  # 17 and 4 GiB in Q4_K
 ROOM = 40 * GIB  # of the host

@@ -17,6 +17,7 @@ import numpy as np
 from vkmoe.batch import TokenBatch
 from vkmoe.bench.clock import MIB, Times, WrongResultError, time_recording
 from vkmoe.bench.measure import Row, percentile, summarise
+from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.gpu.arena import chunk_cap
 from vkmoe.gpu.backend import Backend, Buffer, Recording
@@ -28,7 +29,6 @@ from vkmoe.ops.candidates import finish
 from vkmoe.ops.context import OpContext
 from vkmoe.ops.matvec import Matrix, matvec
 from vkmoe.ops.tuning import choose_tuning
-from vkmoe.placement.memory import available_bytes
 
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings

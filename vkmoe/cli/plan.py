@@ -29,10 +29,9 @@ from vkmoe.errors import UsageError
 if TYPE_CHECKING:
     from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan, ModelSpec
     from vkmoe.models import ModelFile
-    from vkmoe.placement.decide import Choosing, Decision
+    from vkmoe.placement.decide import Candidate, Choosing, Decision
     from vkmoe.placement.forecast.cost import Prediction
     from vkmoe.placement.forecast.device_profiles import DeviceProfile
-    from vkmoe.placement.plan import Candidate
 
 __all__ = ["plan"]
 
@@ -99,10 +98,10 @@ def _machine(name: str | None, engine: EngineConfig, model: Path) -> _Machine:
 
     The disk is that of the `model`.
     """
+    from vkmoe.cpu.host_memory import available_bytes
     from vkmoe.devices import open_device
     from vkmoe.placement.forecast.device_profiles import DeviceProfile, read_profile
     from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds
-    from vkmoe.placement.memory import available_bytes
     from vkmoe.remembered import tuning_for
 
     if name is not None:

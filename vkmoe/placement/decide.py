@@ -18,63 +18,65 @@ from typing import NamedTuple
 from vkmoe.choices import ModeName
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info
+from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.cpu.variants import variant
-from vkmoe.errors import NoDeviceError, OutOfMemoryError, UsageError, VkmoeError
+from vkmoe.errors import NoDeviceError, OutOfMemoryError, UsageError
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.predict import Correlation
-from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
-from vkmoe.experts.decide.token_table import n_rows_of, row_bytes
+from vkmoe.experts.decide.predict import remembered_by
+from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, host_pools
 from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.slot_curves import known_curves
-from vkmoe.facts import (
-    Allocation,
-    DeviceInfo,
-    MemoryPlan,
-    ModelSpec,
-    WeightBytes,
-    in_mib,
-)
+from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.models import ModelFile
 from vkmoe.models.cpu_experts import CpuTensors
-from vkmoe.models.workspace import Workspace, attention_kernels
+from vkmoe.models.program_sizes import (
+    LEAST_CTX_SIZE,
+    Scratch,
+    chunks_to_try,
+    context_size,
+    workspace_of,
+)
+from vkmoe.models.workspace import Workspace
 from vkmoe.modes import Cache, Resident
 from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.cache_choice import cache_pools, cache_settings
-from vkmoe.placement.experts import Way
-from vkmoe.placement.forecast.cost import TokenBytes, token_bytes
+from vkmoe.placement.forecast.cost import Prediction, predict, token_bytes
 from vkmoe.placement.forecast.speeds import Machine, Speeds, machine_of
-from vkmoe.placement.memory import (
-    allocation,
-    available_bytes,
-    margin_for,
-)
-from vkmoe.placement.plan import (
-    LEAST_CTX_SIZE,
-    LEAST_ROWS,
-    PROMPT_ROWS,
-    Candidate,
-    Scratch,
-    context_size,
-    kv_types,
-    plans,
-    ranked,
-    row_sizes,
-)
-from vkmoe.placement.pools import host_pools
+from vkmoe.placement.memory import allocation, margin_for
+from vkmoe.placement.plan import plans
 from vkmoe.weights.mapped import mapped_bytes, spans_in_file
 from vkmoe.weights.sizes import weight_bytes
 
 __all__ = [
     "MOST_ATTEMPTS",
+    "Candidate",
     "Choosing",
     "Decision",
     "decide",
+    "explained",
     "predictor_lines",
     "with_less",
 ]
 
 log = logging.getLogger("vkmoe")
+
+
+class Programs(NamedTuple):
+    """Describes what programs need, and the weights they read, in chunks of some size."""
+
+    workspace: Workspace
+    cpu: CpuTensors | None  # what the CPU works on, if it computes experts
+    weights: WeightBytes
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Holds a complete plan in one way, what is predicted of it, and the programs it is for."""
+
+    plan: MemoryPlan
+    prediction: Prediction
+    programs: Programs
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def decide(
     try:
         return _decided(config, given)
     except OutOfMemoryError:
-        if config.expert_slots or config.expert_cache or config.n_cpu_moe:
+        if config.slots_option or config.n_cpu_moe:
             raise  # what was asked for does not fit: a shorter context is not the first to try
         for less in _shorter(config, model.spec):
             with suppress(OutOfMemoryError):
@@ -213,12 +215,13 @@ class _Given:
         """Measure, or remember, how fast memory is; once."""
         return self.choosing.speeds()
 
-    def reads(self, made: MemoryPlan) -> TokenBytes:
-        """Count the bytes that a token reads with a plan."""
-        embedding, spec = self.model.tensors.embeddings, self.model.spec
-        weights = self.weights_beside_cpu if made.cpu_layers else self.weights
-        first = weights.pieces[0] if self.device.is_vulkan else embedding.tensor.n_bytes
-        return token_bytes(spec, weights, first, made.host_layers)
+    def candidate(self, made: MemoryPlan, programs: Programs, machine: Machine) -> Candidate:
+        """Predict how fast a plan is on a machine."""
+        spec, weights = self.model.spec, programs.weights
+        embedding = self.model.tensors.embeddings.tensor.n_bytes
+        first = weights.pieces[0] if self.device.is_vulkan else embedding
+        reads = token_bytes(spec, weights, first, made.host_layers)
+        return Candidate(made, predict(made, spec, reads, machine, self.choosing.curve), programs)
 
     def machine(self, measured: bool) -> Machine:
         """Describe the machine, by what is typical of its kind where nothing is to be measured."""
@@ -227,94 +230,95 @@ class _Given:
         return replace(found, corrections=self.choosing.corrections)
 
 
-class _Room(NamedTuple):
-    """Describes what programs need beside weights, in chunks of some size."""
-
-    workspace: Workspace
-    tensors: CpuTensors | None  # if the CPU computes experts
-    weights: WeightBytes
-
-
 def _decided(config: EngineConfig, given: _Given) -> Decision:
     """Decide with the context that was asked for, or the default."""
-    spec, (found, rooms) = given.model.spec, _planned(config, given)
-    measured = not all(isinstance(made.mode, Resident) for _, made in found)
+    spec, found = given.model.spec, _planned(config, given)
+    measured = not all(isinstance(made.mode, Resident) for made, _ in found)
     machine = given.machine(measured)
-    candidates = ranked(found, spec, given.reads, machine, given.choosing.curve, measured)
-    made = candidates[0].plan
-    room = rooms[made.chunk_rows, made.cpu_layers > 0]
-    link = given.speeds.of_link if measured and not made.cpu_layers else None
-    if isinstance(made.mode, Cache):
-        log.info("experts without a slot are %s: %s", made.mode.misses, made.mode.reason)
-    n_used, spans = spec.experts.n_used if spec.experts else 0, room.weights.spans
-    settings = cache_settings(config, spec.name, spec.experts, made, given.overlaps)
+    ranked = [given.candidate(made, programs, machine) for made, programs in found]
+    ranked.sort(key=lambda each: each.prediction.seconds)
+    best, programs = explained(ranked[0].plan, machine.speeds, measured), ranked[0].programs
+    if isinstance(best.mode, Cache):
+        log.info("experts without a slot are %s: %s", best.mode.misses, best.mode.reason)
+    link = given.speeds.of_link if measured and not best.cpu_layers else None
+    settings = cache_settings(config, spec.name, spec.experts, best, given.overlaps)
+    spans, n_used = programs.weights.spans, spec.experts.n_used if spec.experts else 0
     learning = predictor_lines(settings, spec, len(spans), given.device)
     return Decision(
         tuning=given.tuning,
-        workspace=room.workspace,
-        weights=room.weights,
-        plan=replace(made, lines=(*made.lines, *learning)),
-        cpu=room.tensors if made.cpu_layers else None,
+        workspace=programs.workspace,
+        weights=programs.weights,
+        plan=replace(best, lines=(*best.lines, *learning)),
+        cpu=programs.cpu,
         link=link if link is not None and link.read_bytes_per_second else None,
-        pools=cache_pools(config, spec, made, spans),
-        host_pools=host_pools(made.host_slots, spans, n_used),
+        pools=cache_pools(config, spec, best, spans),
+        host_pools=host_pools(best.host_slots, spans, n_used),
         overlaps=given.overlaps,
         cache_settings=settings,
         machine=machine,
-        candidates=candidates,
+        candidates=tuple(ranked),
     )
 
 
-def _planned(
-    config: EngineConfig, given: _Given
-) -> tuple[list[tuple[Way, MemoryPlan]], dict[tuple[int, bool], _Room]]:
-    """Make a plan of each way in each size of chunks; say what each size needs, by whether the CPU
-    computes experts.
+def explained(made: MemoryPlan, speeds: Speeds, measured: bool) -> MemoryPlan:
+    """Say by which speeds misses are served as they are, where nothing else decides that."""
+    if not isinstance(made.mode, Cache) or made.mode.reason:
+        return made
+    reason = f"{speeds.link / 1e9:.1f} GB/s read in place, {speeds.gather / 1e9:.1f} gathered"
+    mode = replace(made.mode, reason=reason if measured else "the link was not measured")
+    return replace(made, mode=mode)
+
+
+def _planned(config: EngineConfig, given: _Given) -> list[tuple[MemoryPlan, Programs]]:
+    """Make a plan of each way in each size of chunks.
 
     Shorter chunks are tried where not all experts are on the device, whose room they leave to
     slots. Raises OutOfMemoryError or UsageError where no way has a plan.
     """
-    device, spec = given.device, given.model.spec
+    device, spec, choosing = given.device, given.model.spec, given.choosing
     asked = config.mode in ("hybrid", "cpu")
-    beside = given.choosing.beside_cpu and config.mode == "auto" and config.cpu_moe is None
+    beside = choosing.beside_cpu and config.mode == "auto" and config.cpu_moe is None
     by_cpu = (True,) if asked else (False, True) if beside else (False,)
-    found, rooms = list[tuple[Way, MemoryPlan]](), dict[tuple[int, bool], _Room]()
-    error: VkmoeError | None = None
-    for n_rows in _chunks_to_try(config, device):
+    found, error, free = list[tuple[MemoryPlan, Programs]](), None, given.available_host_bytes
+    for n_rows in chunks_to_try(config, device):
         for shares in by_cpu:
-            room = _room(config, given, n_rows, shares)
-            scratch, free = _scratch(room.workspace, room.tensors), given.available_host_bytes
-            rooms[scratch.rows, room.tensors is not None] = room
-            rooms.setdefault((scratch.rows, False), room)
             try:
-                curve = given.choosing.curve
-                found += plans(config, spec, device, room.weights, scratch, free, curve)
+                programs = _programs(config, given, n_rows, shares)
+                weights, scratch = programs.weights, Scratch.of(programs.workspace, programs.cpu)
+                made = plans(config, spec, device, weights, scratch, free, choosing.curve)
+                found += [(each, programs) for each in made]
             except (OutOfMemoryError, UsageError) as refusal:
                 error = refusal if not shares or asked else error
-        if any(isinstance(made.mode, Resident) for _, made in found):
+        if any(isinstance(made.mode, Resident) for made, _ in found):
             break
     if not found:
         assert error is not None
         raise error
-    return found, rooms
+    return found
 
 
-def _chunks_to_try(config: EngineConfig, device: DeviceInfo) -> tuple[int, ...]:
-    """List the sizes of the longest chunks of prompts that may be planned, the longest first."""
-    most = row_sizes(config, device).prompt[-1]
-    if config.ubatch_size is not None or not device.is_vulkan:
-        return (most,)
-    return (most, *(n for n in reversed(PROMPT_ROWS) if LEAST_ROWS <= n < most))
+def _programs(config: EngineConfig, given: _Given, n_rows: int, shares: bool) -> Programs:
+    """Describe what programs need, with chunks of `n_rows`. `shares`: with experts of the CPU.
 
-
-def _room(config: EngineConfig, given: _Given, n_rows: int, shares: bool) -> _Room:
-    """Describe what programs need, with chunks of `n_rows`. `shares`: with experts of the CPU."""
+    Raises UsageError where the device cannot bind their tensors, or vkmoe has no kernels for the
+    CPU.
+    """
     spec, device = given.model.spec, given.device
-    cpu = _cpu_tuning(config, spec, device) if shares else None
-    workspace = _workspace(config, spec, device, given.tuning, n_rows, cpu is not None)
+    cpu = _cpu_tuning(config) if shares and spec.experts and device.is_vulkan else None
+    workspace = workspace_of(config, spec, device, given.tuning, n_rows, cpu is not None)
     if cpu is None:
-        return _Room(workspace, None, given.weights)
-    return _Room(workspace, CpuTensors(spec, cpu, workspace), given.weights_beside_cpu)
+        return Programs(workspace, None, given.weights)
+    return Programs(workspace, CpuTensors(spec, cpu, workspace), given.weights_beside_cpu)
+
+
+def _cpu_tuning(config: EngineConfig) -> Tuning:
+    """Choose how kernels run on the CPU that is to compute experts beside a device."""
+    try:
+        variant()
+    except NoDeviceError as error:
+        hint = f"leave it out, or {error.hint}"
+        raise UsageError(f"{config.mode_option} needs the CPU: {error}", hint) from error
+    return choose_tuning(cpu_info())
 
 
 # ----- when a device refuses memory that the plan gave it -----
@@ -343,8 +347,7 @@ def with_less(
     layers the CPU has them, nothing is less; nor are there fewer layers than were asked for.
     """
     made, weights = decision.plan, decision.weights
-    asked = config.expert_slots is not None or config.expert_cache is not None
-    decided = asked or config.n_cpu_moe is not None or config.mode == "resident"
+    decided = config.slots_option or config.n_cpu_moe is not None or config.mode == "resident"
     of_experts = sum(
         line.n_bytes for line in made.lines if line.place == "device" and line.name in _OF_EXPERTS
     )
@@ -370,75 +373,9 @@ def predictor_lines(
 
     Other bookkeeping takes a few words for each expert and has no line.
     """
-    if spec.experts is None:
+    if (experts := spec.experts) is None:
         return ()
-    if settings.predictor == "correlation":
-        n_bytes = Correlation.n_bytes(KeySpace(n_layers, spec.experts.n_experts))
-        reason = "how often each expert follows each other one"
-    elif settings.predictor == "token":
-        n_rows = min(spec.n_vocab, n_rows_of(n_layers, spec.experts.n_used))
-        n_bytes = n_rows * row_bytes(n_layers, spec.experts.n_used)
-        reason = f"which experts each token uses, of {n_rows} tokens at most"
-    else:
-        return ()
-    name = f"predictor, {settings.predictor}"
-    return (allocation(device, name, "host", reason, n_bytes=n_bytes),)
-
-
-def _cpu_tuning(config: EngineConfig, spec: ModelSpec, device: DeviceInfo) -> Tuning | None:
-    """Choose how kernels run on the CPU that is to compute experts beside a device.
-
-    None where there are none to compute. Raises UsageError where vkmoe has no kernels for it.
-    """
-    if spec.experts is None or not device.is_vulkan:
-        return None
-    try:
-        variant()
-    except NoDeviceError as error:
-        hint = f"leave it out, or {error.hint}"
-        raise UsageError(f"{config.mode_option} needs the CPU: {error}", hint) from error
-    return choose_tuning(cpu_info())
-
-
-def _workspace(
-    config: EngineConfig,
-    spec: ModelSpec,
-    device: DeviceInfo,
-    tuning: Tuning,
-    n_rows: int,
-    shares: bool,
-) -> Workspace:
-    """Describe the workspace, with chunks of up to `n_rows` whose tensors the device can bind.
-
-    Raises UsageError where those that were asked for are too long.
-    """
-    ctx_size, types = context_size(config, spec), kv_types(config, spec)
-    attention = attention_kernels(spec, ctx_size, types, tuning)
-    sizes, most = row_sizes(config, device, n_rows), device.limits.max_storage_buffer_range
-    while True:
-        workspace = Workspace(spec, tuning, attention, sizes, shares)
-        largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)
-        if largest.n_bytes <= most:
-            return workspace
-        if config.ubatch_size is not None or len(sizes.prompt) == 1:
-            raise UsageError(
-                f"{sizes.prompt[-1]} tokens at once need {in_mib(largest.n_bytes)} in one piece "
-                f"({largest.name}), {device.name} allows {in_mib(most)}",
-                "lower --ubatch-size",
-            )
-        sizes = replace(sizes, prompt=sizes.prompt[:-1])
-
-
-def _scratch(workspace: Workspace, cpu: CpuTensors | None) -> Scratch:
-    """List the workspace's tensors, and the host's buffers for what goes in and comes out."""
-    return Scratch(
-        tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),
-        params=workspace.params.n_bytes,
-        results=workspace.log.n_bytes + workspace.candidates.n_bytes,
-        logits=(4 * workspace.logits.row_words,) * workspace.logits.n_rows,
-        rows=workspace.row_sizes["prompt"][-1],
-        brings=workspace.brings_experts,
-        handed=cpu.handed.n_bytes if cpu else 0,
-        joined=cpu.sums.n_bytes if cpu else 0,
-        of_cpu=cpu.n_bytes if cpu else 0,
-    )
+    space, name = KeySpace(n_layers, experts.n_experts), settings.predictor
+    n_bytes, what = remembered_by(name, space, experts.n_used, spec.n_vocab)
+    line = allocation(device, f"predictor, {name}", "host", what, n_bytes=n_bytes)
+    return (line,) if n_bytes else ()

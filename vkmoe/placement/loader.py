@@ -22,6 +22,7 @@ import numpy as np
 from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
 from vkmoe.cpu.device import CpuDevice
+from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable, TableShape
 from vkmoe.facts import ModelSpec
@@ -43,7 +44,6 @@ from vkmoe.models.weights import (
 from vkmoe.modes import Hybrid
 from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.placement.decide import Decision
-from vkmoe.placement.memory import available_bytes
 from vkmoe.placement.plan import table_shape
 from vkmoe.weights.placer import MappedPlacer, Placer, Progress, Progressing
 from vkmoe.weights.sizes import N_THREADS, conversion_line

@@ -1,26 +1,24 @@
-"""Counts memory: how much of it may be used, what an allocation takes, and bytes in words.
+"""Counts memory of a plan: how much of it may be used, what an allocation takes, and its line.
 
-What the host has is read from /proc/meminfo and both versions of the memory cgroup; page cache
-counts as free, which the kernel drops before it refuses memory. All else is pure. Sums of
-allocations are upper bounds, and close ones.
+Pure. Sums of allocations are upper bounds, and close ones. What the host has free is the subject of
+cpu/host_memory.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from vkmoe.choices import BufferName
 from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, Heap, MemoryType
 from vkmoe.gpu.arena import round_up
 from vkmoe.gpu.device import Intent, memory_type_candidates
+from vkmoe.ops.handover import HANDED, JOINED
 
 __all__ = [
     "GRANULARITY",
     "allocated",
     "allocation",
-    "available_bytes",
     "device_budget",
     "host_budget",
     "is_mapped",
@@ -31,13 +29,10 @@ __all__ = [
 ]
 
 MIB, GIB = 1 << 20, 1 << 30
-FALLBACK_BYTES = 4 * GIB  # of host memory, where /proc/meminfo does not say
 DISPLAY_BYTES = 512 * MIB  # of a device with memory of its own
 LEFT_BYTES, LEFT_PERCENT = 2 * GIB, 8  # of host memory, to other programs
 # Drivers round an allocation up, by at most this: the largest page of today's GPUs.
 GRANULARITY = 64 << 10
-
-# ----- in words -----
 
 
 def size_option(n_bytes: int, *, at_most: bool) -> str:
@@ -91,7 +86,7 @@ def _first_type(device: DeviceInfo, intent: Intent) -> MemoryType:
     return device.memory_types[memory_type_candidates(device, intent)[0]]
 
 
-# ----- what may be used of a device -----
+# ----- what may be used -----
 
 
 def device_budget(
@@ -135,9 +130,6 @@ def _heaps_in_use(device: DeviceInfo) -> int:
     return sum(max(0, heap.size - (heap.usage or 0)) for heap in heaps) * 95 // 100
 
 
-# ----- what may be used of the host -----
-
-
 def host_budget(available_host_bytes: int) -> int:
     """Count the bytes of host memory that vkmoe takes unasked.
 
@@ -148,109 +140,32 @@ def host_budget(available_host_bytes: int) -> int:
     return available_host_bytes - min(left, available_host_bytes // 2)
 
 
-class _Names(NamedTuple):
-    """Names the files of one version of the memory cgroup, and its page cache in memory.stat."""
-
-    limit: str
-    used: str
-    page_cache: tuple[str, str]
-
-
-V1 = _Names(
-    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
-)
-V2 = _Names("memory.max", "memory.current", ("inactive_file", "active_file"))
-
-
-def available_bytes(
-    meminfo: Path = Path("/proc/meminfo"),
-    cgroups: Path = Path("/sys/fs/cgroup"),
-    membership: Path = Path("/proc/self/cgroup"),
-) -> int:
-    """Count the bytes of host memory that can be allocated without swapping."""
-    fields = (line.split() for line in _lines(meminfo))
-    free = (int(field[1]) * 1024 for field in fields if field[:1] == ["MemAvailable:"])
-    available = next(free, FALLBACK_BYTES)
-    for folder, names in _cgroups(cgroups, membership):
-        limit = _number(folder / names.limit)
-        if limit is not None:
-            available = min(available, max(0, limit - _needed(folder, names)))
-    return available
-
-
-def _cgroups(root: Path, membership: Path) -> Iterator[tuple[Path, _Names]]:
-    """Yield the cgroups this process is in, and those around them, whose limits hold as well."""
-    yield root, V2
-    yield root / "memory", V1
-    for line in _lines(membership):
-        parts = line.split(":", 2)  # hierarchy:controllers:path
-        if len(parts) < 3 or not (parts[1] == "" or "memory" in parts[1].split(",")):
-            continue
-        names, folder = (V1, root / "memory") if parts[1] else (V2, root)
-        for name in parts[2].strip("/").split("/"):
-            if name in ("", ".."):  # the root, or outside of what this container sees
-                break
-            folder /= name
-            yield folder, names
-
-
-def _needed(folder: Path, names: _Names) -> int:
-    """Count the bytes a cgroup uses without the page cache."""
-    fields = (line.split() for line in _lines(folder / "memory.stat"))
-    stat = {field[0]: int(field[1]) for field in fields if len(field) == 2 and field[1].isdigit()}
-    page_cache = sum(stat.get(name, 0) for name in names.page_cache)
-    return max(0, (_number(folder / names.used) or 0) - page_cache)
-
-
-def _number(path: Path) -> int | None:
-    """Read the number in a file; None for `max` or where there is no such file."""
-    text = "".join(_lines(path)).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
 # ----- what changes a line -----
 
-_OPTIONS: dict[BufferName, str] = {
+# By how the item begins; the first that fits counts.
+_OPTIONS = {
+    "weights ": "--gpu-layers",
     "KV cache": "--ctx-size",
-    "weights": "--gpu-layers",
-    "host weights": "--gpu-layers",
-    "tensors": "--ubatch-size",
-    "experts": "--expert-mode",
-    "staged experts": "--expert-mode",
-    "handed rows": "--ubatch-size",
-    "joined rows": "--ubatch-size",
-    "expert slots": "--expert-cache",
-    "expert pool": "--host-pool",
-    "gathered experts": "--miss",
-    "brought experts": "--ubatch-size",
-}
-
-
-_OPTIONS_OF_ITEMS = {
-    "predictor": "--expert-predictor",
-    "host pool": "--host-pool",
-    "landing slots": "--promote-on-read",
-    "experts that the CPU": "--expert-mode",
-    "addresses of the CPU's": "--expert-mode",
-    "addresses of experts": "",
-    "addresses of blocks": "",
     "rotary table": "--ctx-size",
     "activations of the CPU": "--expert-mode",
+    "activations": "--ubatch-size",
+    HANDED: "--ubatch-size",
+    JOINED: "--ubatch-size",
+    "experts": "--expert-mode",
+    "addresses of the CPU's": "--expert-mode",
+    "staging of experts": "--expert-mode",
+    "expert slots": "--expert-cache",
+    "landing slots": "--promote-on-read",
+    "gathered experts": "--miss",
+    "brought experts": "--ubatch-size",
+    "host pool": "--host-pool",
+    "predictor": "--expert-predictor",
 }
 
 
 def option_of(line: Allocation) -> str:
-    """Name the option that changes how large a line is; empty: none does."""
+    """Name the option that changes how large a line is, unless its reason does; empty: none."""
     if line.reason.startswith("as --"):
-        return ""  # which it names
-    for begin, option in _OPTIONS_OF_ITEMS.items():
-        if line.item.startswith(begin):
-            return option
-    return _OPTIONS.get(line.name, "") if line.name is not None else ""
+        return ""
+    found = (option for begin, option in _OPTIONS.items() if line.item.startswith(begin))
+    return next(found, "")

@@ -23,9 +23,8 @@ from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import DeviceInfo
 from vkmoe.models import ModelFile
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.decide import Choosing, Decision, decide
+from vkmoe.placement.decide import Candidate, Choosing, Decision, decide
 from vkmoe.placement.forecast.speeds import Machine
-from vkmoe.placement.plan import Candidate
 
 __all__ = [
     "ModeChoice",

@@ -8,6 +8,7 @@ at the same time. Where experts go is the subject of experts.py.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from typing import NamedTuple
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
-from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.experts.study.slot_curves import LayerCurves, split_by_gain
+from vkmoe.experts.study.slot_curves import LayerCurves, split_by_gain, split_slots
 from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, in_mib
 from vkmoe.gpu.arena import (
     chunk_cap,
@@ -30,7 +30,7 @@ from vkmoe.ops.prompt_experts import HALF_BYTES, N_HALVES, places_of_round
 from vkmoe.placement.memory import allocated, allocation, layout_bytes, size_option
 from vkmoe.weights.span_reader import READING_BYTES
 
-__all__ = ["PoolPlan", "PoolPlanner", "PoolRoom", "SlotLayout", "host_pools", "split_slots"]
+__all__ = ["PoolPlan", "PoolPlanner", "PoolRoom", "SlotLayout"]
 
 _SMALLER = "close other programs, or choose a smaller model or quantisation"
 
@@ -53,12 +53,17 @@ class SlotLayout:
     curves: LayerCurves | None = None  # of hits in each layer, if anything is known of them
     n_kept: int = 0  # experts of each layer that stay in their slots
 
-    # ----- on the device -----
-
     @property
     def whole(self) -> ArenaLayout:
         """Lay out all experts."""
         return lay_out_alike(self.device, [(size, self.n_experts) for size in self.span_bytes])
+
+    @property
+    def _n_layers(self) -> Counter[int]:
+        """Count the layers that have experts of each size."""
+        return Counter(self.span_bytes)
+
+    # ----- on the device -----
 
     def own_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of `slots[layer]` slots alone."""
@@ -87,7 +92,7 @@ class SlotLayout:
     @property
     def gathered(self) -> ArenaLayout:
         """Lay out the slots that all layers share, each for the largest expert."""
-        return lay_out_spans(self.device, [max(self.span_bytes, default=0)] * self.n_gathered)
+        return lay_out_spans(self.device, [self._largest] * self.n_gathered)
 
     @property
     def brought_places(self) -> int:
@@ -148,94 +153,57 @@ class SlotLayout:
 
     def host_arenas(self, slots: Sequence[int]) -> tuple[ArenaLayout, ...]:
         """Lay out host slots: so many of each size."""
-        sizes = zip(dict.fromkeys(self.span_bytes), slots, strict=True)
+        sizes = zip(self._n_layers, slots, strict=True)
         return tuple(lay_out_slots(self.device, size, n) for size, n in sizes)
 
     def host_bytes(self, slots: Sequence[int]) -> int:
         """Bound the bytes of host slots."""
-        sizes = zip(dict.fromkeys(self.span_bytes), slots, strict=True)
+        sizes = zip(self._n_layers, slots, strict=True)
         chunks = (slot_chunks(self.device, size, n) for size, n in sizes)
         return sum(allocated(n_bytes) * n for found in chunks for n_bytes, n in found)
 
     @property
     def least_host_slots(self) -> tuple[int, ...]:
         """Count the slots of each size that one layer needs."""
-        return (self.n_used,) * len(set(self.span_bytes))
+        return (self.n_used,) * len(self._n_layers)
 
     @property
     def least_host_bytes(self) -> int:
         """Bound the bytes of those."""
         return self.host_bytes(self.least_host_slots)
 
+    @property
+    def _all_host_slots(self) -> tuple[int, ...]:
+        """Count the slots of each size that hold all experts."""
+        return tuple(self.n_experts * n for n in self._n_layers.values())
+
     def holds_all(self, slots: Sequence[int], host_slots: Sequence[int]) -> bool:
         """Say whether slots of each layer and host slots of each size hold all experts together."""
-        n_free = dict(zip(dict.fromkeys(self.span_bytes), host_slots, strict=False))
-        for n_slots, size in zip(slots, self.span_bytes, strict=True):
-            n_free[size] = n_free.get(size, 0) + n_slots - self.n_experts
-        return bool(host_slots) and min(n_free.values()) >= 0
+        sizes = zip(self._of_size(slots, 0), host_slots, self._all_host_slots, strict=False)
+        return bool(host_slots) and all(own + host >= n for own, host, n in sizes)
 
     def most_host_slots(self, n_bytes: int, slots: Sequence[int] = ()) -> tuple[int, ...] | None:
         """Find the most host slots that `n_bytes` hold; None if not even the least do.
 
-        Beside `slots` on the device they hold all other experts first, if they can.
+        Beside `slots` on the device they hold all other experts first, if they can. What is left is
+        shared in proportion to the experts of each size.
         """
-        n_of_size = [self.n_experts * n_layers for n_layers in Counter(self.span_bytes).values()]
-        least = [self.n_used] * len(n_of_size)
+        last, least = self._all_host_slots, self.least_host_slots
+        first = (0,) * len(last)
         if slots:
-            counted = zip(n_of_size, self._of_size(slots, 0), strict=True)
-            others = [max(self.n_used, n - on_device) for n, on_device in counted]
+            counted = zip(last, self._of_size(slots, 0), least, strict=True)
+            others = tuple(max(low, n - on_device) for n, on_device, low in counted)
             if self.host_bytes(others) <= n_bytes:
-                return self._grown(n_bytes, others, n_of_size, others)
-        return self._grown(n_bytes, [0] * len(least), n_of_size, least)
-
-    def _grown(
-        self, n_bytes: int, first: Sequence[int], last: Sequence[int], least: Sequence[int]
-    ) -> tuple[int, ...] | None:
-        """Find the most host slots from `first` to `last`, in proportion, that `n_bytes` hold."""
+                first = least = others
         n_steps = sum(last)
 
-        def slots(step: int) -> tuple[int, ...]:
+        def at(step: int) -> tuple[int, ...]:
             ends = zip(first, last, least, strict=True)
             return tuple(max(low, a + (b - a) * step // n_steps) for a, b, low in ends)
 
-        fits, too_many = -1, n_steps + 1
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            if self.host_bytes(slots(middle)) <= n_bytes:
-                fits = middle
-            else:
-                too_many = middle
-        return slots(fits) if fits >= 0 else None
-
-
-def split_slots(n_bytes: int, slot_bytes: Sequence[int], n_experts: int) -> tuple[int, ...]:
-    """Split `n_bytes` evenly: slots of each layer, at most `n_experts`; all 0 if not one each."""
-    n_slots = min(n_experts, max(0, n_bytes) // sum(slot_bytes))
-    rest = n_bytes - n_slots * sum(slot_bytes)
-    slots = []
-    for size in slot_bytes:
-        more = 0 < n_slots < n_experts and size <= rest
-        rest -= size * more
-        slots.append(n_slots + more)
-    return tuple(slots)
-
-
-def host_pools(
-    slots: Sequence[int], span_bytes: Sequence[int], n_used: int
-) -> tuple[PoolSpec, ...]:
-    """Make the pools of a plan's `host_slots`; none where all are in host memory or better.
-
-    `span_bytes` are those of an expert in each MoE layer.
-    """
-    if not slots:
-        return ()
-    pools = []
-    for size, capacity in zip(dict.fromkeys(span_bytes), slots, strict=True):
-        layers = tuple(i for i, other in enumerate(span_bytes) if other == size)
-        # A lower floor would keep slots from the layer whose experts are needed together.
-        floor = n_used if capacity >= n_used * len(layers) else 0
-        pools.append(PoolSpec(layers, capacity, floor, size))
-    return tuple(pools)
+        steps = range(n_steps + 1)
+        n_that_fit = bisect_right(steps, n_bytes, key=lambda step: self.host_bytes(at(step)))
+        return at(n_that_fit - 1) if n_that_fit else None
 
 
 class PoolRoom(NamedTuple):
@@ -247,15 +215,16 @@ class PoolRoom(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Holds what was decided of the host pool.
+    """Holds what was decided of the host pool: `slots` of each size; () where all have a home."""
 
-    `slots` are those of each size of expert; () where there is one for each expert.
-    """
-
-    slots: tuple[int, ...]
-    layouts: tuple[ArenaLayout, ...]
-    n_all: int  # experts of the model
+    layout: SlotLayout
+    slots: tuple[int, ...] = ()
     reason: str = ""
+
+    @property
+    def layouts(self) -> tuple[ArenaLayout, ...]:
+        """Lay out the pool."""
+        return self.layout.host_arenas(self.slots) if self.slots else (self.layout.whole,)
 
     @property
     def n_bytes(self) -> int:
@@ -270,11 +239,12 @@ class PoolPlan:
     @property
     def share(self) -> str:
         """Say how many experts the pool holds."""
-        return f"{sum(self.slots):,} of {self.n_all:,} experts" if self.slots else "all experts"
+        n_all = self.layout.n_experts * len(self.layout.span_bytes)
+        return f"{sum(self.slots):,} of {n_all:,} experts" if self.slots else "all experts"
 
-    def lines(self, device: DeviceInfo, home_reason: str) -> tuple[Allocation, ...]:
+    def lines(self, home_reason: str) -> tuple[Allocation, ...]:
         """Make the plan's lines; `home_reason` says what a pool of all experts is good for."""
-        item = f"host pool, {self.share}"
+        device, item = self.layout.device, f"host pool, {self.share}"
         if not self.slots:
             return (allocation(device, item, "host", home_reason, "experts", self.layouts),)
         pool = allocation(device, item, "host", self.reason, "expert pool", self.layouts)
@@ -284,47 +254,38 @@ class PoolPlan:
 
 
 class PoolPlanner:
-    """Decides how large the host pool is; `whole` is the arena of all experts.
+    """Decides how large the host pool is; `wants_few`: one that does not hold all was asked for."""
 
-    `wants_few`: one was asked for that does not hold `all` of them.
-    """
-
-    def __init__(self, config: EngineConfig, layout: SlotLayout, whole: ArenaLayout) -> None:
-        self._layout, self._total = layout, layout_bytes([whole])
-        self._option = f"--host-pool {config.host_pool.strip()}" if config.host_pool else ""
-        self._asked = config.host_pool_bytes
-        self._least = layout.least_host_bytes
-        self.least_bytes = self._least + READING_BYTES  # of the smallest pool, and reading
+    def __init__(self, config: EngineConfig, layout: SlotLayout) -> None:
+        self._layout, self._total = layout, PoolPlan(layout).n_bytes
+        self._option, self._asked = config.pool_option, config.host_pool_bytes
+        self.least_bytes = layout.least_host_bytes + READING_BYTES  # of the smallest, and reading
         self.wants_few = self._asked is not None and self._asked < self._total
-        self.all = PoolPlan((), (whole,), layout.n_experts * len(layout.span_bytes))
 
-    def decide(self, room: PoolRoom, slots: Sequence[int] = ()) -> PoolPlan:
+    def decide(self, room: PoolRoom, slots: Sequence[int]) -> PoolPlan:
         """Plan the pool beside `slots` of each layer on the device.
 
         Raises OutOfMemoryError or UsageError where a layer's used experts do not fit.
         """
         layout = self._layout
-        if self._asked is None and self._total <= room.unasked:
-            return self.all
-        if self._asked is not None:
-            n_bytes = min(self._asked, self._total)
-            if n_bytes + READING_BYTES * self.wants_few > room.most:
-                raise self._too_much(n_bytes, room)
-            if not self.wants_few:
-                return self.all
-            places, reason = layout.most_host_slots(n_bytes, slots), "as --host-pool"
-        else:
+        if self._asked is None:
+            if self._total <= room.unasked:
+                return PoolPlan(layout)
             places = layout.most_host_slots(room.unasked - READING_BYTES, slots)
             if places is None and self.least_bytes <= room.most:
                 places = layout.least_host_slots
             reason = "what host memory allows"
+        else:
+            n_bytes = min(self._asked, self._total)
+            if n_bytes + READING_BYTES * self.wants_few > room.most:
+                raise self._too_much(n_bytes, room)
+            if not self.wants_few:
+                return PoolPlan(layout)
+            places, reason = layout.most_host_slots(n_bytes, slots), "as --host-pool"
         if places is None:
             raise self._too_little(room)
-        alone = layout.holds_all(slots or [0] * len(layout.span_bytes), places)
-        reason += (
-            "; the others are on the device" if alone else "; the others are read from the file"
-        )
-        return PoolPlan(places, layout.host_arenas(places), self.all.n_all, reason)
+        where = "on the device" if layout.holds_all(slots, places) else "read from the file"
+        return PoolPlan(layout, places, f"{reason}; the others are {where}")
 
     def _too_much(self, n_bytes: int, room: PoolRoom) -> OutOfMemoryError:
         largest = size_option(room.most - READING_BYTES, at_most=True)
@@ -336,15 +297,11 @@ class PoolPlanner:
         )
 
     def _too_little(self, room: PoolRoom) -> VkmoeError:
-        needs = (
-            f"the {self._layout.n_used} experts of a layer that a token uses need "
-            f"{in_mib(self._least)}"
-        )
-        if self._asked is not None:
-            least = size_option(self._least, at_most=False)
-            return UsageError(
-                f"{self._option} is too small: {needs}", f"use --host-pool {least} or more"
-            )
+        n_used, least = self._layout.n_used, self._layout.least_host_bytes
+        needs = f"the {n_used} experts of a layer that a token uses need {in_mib(least)}"
+        if self._option:
+            hint = f"use --host-pool {size_option(least, at_most=False)} or more"
+            return UsageError(f"{self._option} is too small: {needs}", hint)
         return OutOfMemoryError(
             f"{needs} of host memory, the least --host-pool there can be; {in_mib(room.most)} can "
             "be used",

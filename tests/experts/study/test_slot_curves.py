@@ -30,11 +30,12 @@ from vkmoe.experts.study.slot_curves import (
     curves_of_trace,
     known_curves,
     split_by_gain,
+    split_slots,
 )
 from vkmoe.facts import MemoryPlan
 from vkmoe.models import open_model
 from vkmoe.placement.plan import plans
-from vkmoe.placement.pools import SlotLayout, split_slots
+from vkmoe.placement.pools import SlotLayout
 
 MIB, GIB = 1 << 20, 1 << 30
 CACHE = EngineConfig(expert_mode="cache")
@@ -119,7 +120,7 @@ def test_experts_that_stay_in_their_slots_fit_in_each_layer() -> None:
         np.linspace(0, 1, 129) ** np.linspace(1.0, 0.05, 48)[:, None], "invented"
     )
     for config, least in ((CACHE, 8), (asked, 61)):
-        found = plans(config, SPEC, DISCRETE_12, MIXED, SCRATCH, 40 * GIB, steep)[0][1]
+        found = plans(config, SPEC, DISCRETE_12, MIXED, SCRATCH, 40 * GIB, steep)[0]
         assert min(found.expert_slots) == least
 
 
@@ -129,7 +130,7 @@ def test_a_split_by_gain_never_costs_the_place_of_all_experts_together() -> None
     curves = LayerCurves.of(np.linspace(0, 1, N_EXPERTS + 1) ** gains, "invented")
 
     def made(ram: int, curve: HitCurve = MEAN_CURVE) -> MemoryPlan:
-        return plans(CACHE, SPEC, DISCRETE_12, MIXED, SCRATCH, ram, curve)[0][1]
+        return plans(CACHE, SPEC, DISCRETE_12, MIXED, SCRATCH, ram, curve)[0]
 
     too_few, enough = 8 * GIB, 15 * GIB
     assert not made(too_few).exchanges and made(enough).exchanges

@@ -15,10 +15,11 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.choices import Executor
+from vkmoe.choices import Executor, PredictorName
 from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.settings import CacheSettings
+from vkmoe.experts.decide.token_table import n_rows_of, row_bytes
 
 __all__ = [
     "WARM_UP",
@@ -207,3 +208,16 @@ class Correlation(Predictor):
     def _follow(self, ids: Ids, first: int) -> Scores:
         """Score what follows `ids` [n, n_used] in the n layers from `first` on: [n, n_experts]."""
         return _residency.follow(self._pairs, self._seen, ids, first, self._weight)
+
+
+def remembered_by(
+    predictor: PredictorName, space: KeySpace, n_used: int, n_vocab: int
+) -> tuple[int, str]:
+    """Count the bytes of what a predictor remembers, where these are many, and say what that is."""
+    if predictor == "correlation":
+        return Correlation.n_bytes(space), "how often each expert follows each other one"
+    if predictor == "token":
+        n_rows = min(n_vocab, n_rows_of(space.n_layers, n_used))
+        what = f"which experts each token uses, of {n_rows} tokens at most"
+        return n_rows * row_bytes(space.n_layers, n_used), what
+    return 0, ""

@@ -17,6 +17,7 @@ __all__ = [
     "MOST_LANDING",
     "CacheSettings",
     "PoolSpec",
+    "host_pools",
     "make_pools",
     "recommended_slots",
     "size_cache",
@@ -70,11 +71,31 @@ def make_pools(
         sized = enumerate(zip(slots, slot_bytes, strict=True))
         return tuple(PoolSpec((layer,), n, 0, size) for layer, (n, size) in sized if n)
     pools = []
-    for size in dict.fromkeys(slot_bytes):
-        layers = tuple(i for i, other in enumerate(slot_bytes) if other == size)
+    for size, layers in _by_size(slot_bytes):
         if capacity := sum(slots[layer] for layer in layers):
             pools.append(PoolSpec(layers, capacity, min(n_used, capacity // len(layers)), size))
     return tuple(pools)
+
+
+def host_pools(
+    slots: Sequence[int], span_bytes: Sequence[int], n_used: int
+) -> tuple[PoolSpec, ...]:
+    """Make the pools of a plan's `host_slots`; none where all are in host memory or better.
+
+    `span_bytes` are those of an expert in each MoE layer.
+    """
+    pools = []
+    for capacity, (size, layers) in zip(slots, _by_size(span_bytes) if slots else (), strict=True):
+        # A lower floor would keep slots from the layer whose experts are needed together.
+        floor = n_used if capacity >= n_used * len(layers) else 0
+        pools.append(PoolSpec(layers, capacity, floor, size))
+    return tuple(pools)
+
+
+def _by_size(span_bytes: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """List the sizes of experts, in the order of the first layers, and the layers of each."""
+    sizes = dict.fromkeys(span_bytes)
+    return [(size, tuple(i for i, n in enumerate(span_bytes) if n == size)) for size in sizes]
 
 
 # ----- whether it is large enough -----

@@ -33,7 +33,14 @@ from vkmoe.experts.study.replay import ENOUGH_TOKENS, Transfers, simulate
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 
-__all__ = ["LayerCurves", "curves_of_counts", "curves_of_trace", "known_curves", "split_by_gain"]
+__all__ = [
+    "LayerCurves",
+    "curves_of_counts",
+    "curves_of_trace",
+    "known_curves",
+    "split_by_gain",
+    "split_slots",
+]
 
 Rates = NDArray[np.float64]  # [n_layers, n_experts + 1]: hits per use with so many slots
 
@@ -69,6 +76,18 @@ class LayerCurves(HitCurve):
         """Return the hits per use of all layers where each has its own number of slots."""
         assert self.rates_of.shape == (len(slots), n_experts + 1), (slots, n_experts)
         return float(self.rates_of[np.arange(len(slots)), list(slots)].mean())
+
+
+def split_slots(n_bytes: int, slot_bytes: Sequence[int], n_experts: int) -> tuple[int, ...]:
+    """Split `n_bytes` evenly: slots of each layer, at most `n_experts`; all 0 if not one each."""
+    n_slots = min(n_experts, max(0, n_bytes) // sum(slot_bytes))
+    rest = n_bytes - n_slots * sum(slot_bytes)
+    slots = []
+    for size in slot_bytes:
+        more = 0 < n_slots < n_experts and size <= rest
+        rest -= size * more
+        slots.append(n_slots + more)
+    return tuple(slots)
 
 
 def split_by_gain(

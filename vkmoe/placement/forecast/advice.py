@@ -8,8 +8,7 @@ from dataclasses import replace
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan, in_mib
-from vkmoe.placement.decide import Decision
-from vkmoe.placement.plan import Candidate
+from vkmoe.placement.decide import Candidate, Decision
 
 __all__ = ["advice", "alternatives", "describe", "drawback"]
 
