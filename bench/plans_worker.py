@@ -77,7 +77,7 @@ def _bound(asked: dict[str, Any]) -> None:
         listed = gpu_device.list_devices
         _replace("list_devices", lambda *x: [_card(info, asked["card"]) for info in listed(*x)])
     if asked["link"]:
-        measure = import_module("vkmoe.placement.link").link_of_misses
+        measure = import_module("vkmoe.engine").link_of_misses
         _replace("link_of_misses", lambda device: _behind(measure(device), asked["link"]))
     if asked["file"]:
         _replace("read_speed", lambda path: asked["file"])

@@ -36,7 +36,7 @@ def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     folder = tmp_path_factory.mktemp("tuning")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            remembered, "remembered_path", lambda device, what="": folder / f"{what}.json"
+            remembered, "remembered_path", lambda device, what="tuning": folder / f"{what}.json"
         )
         yield
 

@@ -40,7 +40,7 @@ def any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mode_choice, "LEAST_EXPERTS", 1)
     monkeypatch.setattr(mode_choice, "MODEL_ERROR", 1e9)  # all are near enough to be measured
     monkeypatch.setattr(
-        remembered, "remembered_path", lambda device, what="": tmp_path / f"{what}.json"
+        remembered, "remembered_path", lambda device, what="tuning": tmp_path / f"{what}.json"
     )
 
 

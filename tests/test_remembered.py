@@ -42,9 +42,9 @@ FOUND = (
 
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    where = tmp_path / "cache" / "gpu.json"
+    where = tmp_path / "cache" / "tuning.json"
     monkeypatch.setattr(
-        remembered, "remembered_path", lambda device, what="": where.parent / f"{what}gpu.json"
+        remembered, "remembered_path", lambda device, what="tuning": where.parent / f"{what}.json"
     )
     return where
 

@@ -22,8 +22,8 @@ GIB = 1 << 30
 SHOW = """
 import json
 from vkmoe.gpu.device import list_devices
-from vkmoe.placement.forecast.device_profiles import described
-print(json.dumps(described(list_devices()[0])))
+from vkmoe.typed_json import plain
+print(json.dumps(plain(list_devices()[0])))
 """
 DDR4 = "dual-channel DDR4-3200: 51.2 GB/s by its data sheet"
 NVME = "an NVMe drive of 3 GB/s is assumed"

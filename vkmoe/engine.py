@@ -25,6 +25,7 @@ from vkmoe.devices import open_device
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.recorder import TokenPrograms
+from vkmoe.execute.segments import submit_speed
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.records.timing import RunTimes
@@ -40,8 +41,7 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.expert_memory import BudgetWatch, ExpertMemory
-from vkmoe.placement.forecast.measured import Known, recall_speeds
-from vkmoe.placement.link import link_of_misses, submit_speed
+from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
 from vkmoe.remembered import tuning_for
@@ -128,7 +128,7 @@ class Engine(Closing):
             self.device = self._cleanup.enter_context(opening)
             overlaps = copies_overlap(config, self.device.native.has_upload_queue)
             info, path = self.device.info, Path(self.model.file.path)
-            known = Known() if config.tuning == "table" else recall_speeds(info, path)
+            known = recall_speeds(info, path, config.tuning)
             choosing = Choosing(  # the link is measured anew, where there is one
                 lambda: known.speeds.over_link(link_of_misses(self.device)),
                 known=info.is_uma,

@@ -494,6 +494,11 @@ class MemoryPlan:
     n_regions: int = 1  # of the KV cache: sequences, each of ctx_size positions
     notes: tuple[str, ...] = ()  # options that have no effect and why, and what was reduced
 
+    @property
+    def splits_layers(self) -> bool:
+        """Say whether the CPU computes the experts of some layers, the device those of others."""
+        return self.cpu_layers > 0 and self.layouts("experts") != ()
+
     def layouts(self, name: BufferName) -> tuple[ArenaLayout, ...]:
         """Return how the buffers of a name lie; () where there are none."""
         return tuple(part for line in self.lines if line.name == name for part in line.layouts)

@@ -24,9 +24,9 @@ from vkmoe.errors import GpuError, VkmoeError
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.decide import Choosing
-from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds, remember_corrections
+from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds
 from vkmoe.placement.forecast.speeds import Speeds
-from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, known_choice, mode_question
+from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, mode_question
 from vkmoe.remembered import tuning_for
 from vkmoe.weights.placer import Progress
 
@@ -80,9 +80,10 @@ def choose_mode(
         return None
     device = choose_device(list_devices(), config.device)
     question = _question(model, config, device)
-    measures = question is not None and question.close and config.tuning != "table"
-    if question is None or not measures or question.recall() is not None:
-        return known_choice(question, config)
+    if question is None:
+        return None
+    if (settled := question.settled(config.tuning)) is not None:
+        return settled
     log.info("measuring where experts are computed best: some seconds, once for this model here")
     try:
         found = measure_modes(model, config, question, encode(TEXT) or [0], progress)
@@ -93,29 +94,22 @@ def choose_mode(
         return question.predicted  # it may have room where it is alone
     part, n_layers = min(N_LAYERS, len(model.spec.moe_layers)), len(model.spec.moe_layers)
     choice = question.answer(found, f"{part} of {n_layers} layers")
-    try:
-        if set(found) == set(question.close):
-            question.remember(choice)
-            remember_corrections(device, found)
-    except OSError as error:
-        log.info("what was measured cannot be remembered: %s", error.strerror)
+    if set(found) == set(question.close):
+        question.remember(choice, found)
     return choice
 
 
 def _question(model: ModelFile, config: EngineConfig, device: DeviceInfo) -> ModeQuestion | None:
     """Ask which modes there are, at the speeds of this machine; they are measured if they count."""
-    tuning = tuning_for(device, config.tuning)
-    if config.tuning == "table":
-        return mode_question(config, model, device, tuning)
-    path = Path(model.file.path)
-    known = recall_speeds(device, path)
+    tuning, path = tuning_for(device, config.tuning), Path(model.file.path)
+    known = recall_speeds(device, path, config.tuning)
 
     def asked(speeds: Speeds) -> ModeQuestion | None:
         choosing = Choosing(lambda: speeds, corrections=known.corrections)
         return mode_question(config, model, device, tuning, choosing)
 
     question = asked(known.speeds)
-    if question is None or known.measured:
+    if question is None or known.measured or config.tuning == "table":
         return question
     log.info("measuring how fast memory is: a second or two, once for this device")
     try:

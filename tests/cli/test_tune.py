@@ -27,9 +27,9 @@ WORKS = Counter(
 
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    where = tmp_path / "cache" / "device.json"
+    where = tmp_path / "cache" / "tuning.json"
     monkeypatch.setattr(
-        remembered, "remembered_path", lambda device, what="": where.parent / f"{what}{where.name}"
+        remembered, "remembered_path", lambda device, what="tuning": where.parent / f"{what}.json"
     )
     monkeypatch.setattr(launch_cases, "common_works", lambda: WORKS)
     return where

@@ -73,7 +73,7 @@ def test_command(
     if re.match("vkmoe ", command) and not re.search("[|&]", command):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(
-            remembered, "remembered_path", lambda device, what="": folder / f"{what}.json"
+            remembered, "remembered_path", lambda device, what="tuning": folder / f"{what}.json"
         )
         monkeypatch.setenv("VKMOE_MAX_TOKENS", "8")
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(CHAT_INPUT.encode())))

@@ -12,13 +12,18 @@ from vkmoe.batch import BatchKind
 from vkmoe.cli import main
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.execute.segments import TARGET_S, part_bytes
+from vkmoe.execute.segments import (
+    SHARED_BYTES_PER_SECOND,
+    TARGET_S,
+    part_bytes,
+    submit_speed,
+)
 from vkmoe.facts import Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.modes import Cache
-from vkmoe.placement.link import SHARED_BYTES_PER_SECOND, link_of_misses, submit_speed
+from vkmoe.placement.forecast.measured import link_of_misses
 
 
 @pytest.mark.parametrize(
@@ -114,7 +119,7 @@ def test_the_work_of_an_integrated_gpu_is_bounded_too(monkeypatch: pytest.Monkey
         wanted = engine.run_token(3, 0)
         weights = engine._programs._recorder.decoder.weights
         n_bytes = sum(part_bytes(weights, 1, [0] * engine.spec.n_layers))
-    monkeypatch.setattr("vkmoe.placement.link.SHARED_BYTES_PER_SECOND", n_bytes / TARGET_S)
+    monkeypatch.setattr("vkmoe.execute.segments.SHARED_BYTES_PER_SECOND", n_bytes / TARGET_S)
     with Engine(path, config) as engine:
         assert len(engine._programs.recorded[BatchKind("decode", 1, 1)].segments) > 1
         found = engine.run_token(3, 0)

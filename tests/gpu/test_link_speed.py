@@ -18,7 +18,7 @@ from vkmoe.gpu import _native as native
 from vkmoe.gpu import link_speed
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed, best_of, measure_link
-from vkmoe.placement.link import measure_gather
+from vkmoe.placement.forecast.measured import measure_gather
 
 # What an open device keeps: the commands that the next upload takes, and the fences of the last
 # submits, of which two may be under way.

@@ -17,14 +17,10 @@ from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import LatentSpec, LayerSpec
 from vkmoe.models import ModelFile
 from vkmoe.placement.decide import Decision, decide
-from vkmoe.placement.forecast.device_profiles import (
-    DeviceProfile,
-    described,
-    known_profiles,
-    read_profile,
-)
+from vkmoe.placement.forecast.device_profiles import DeviceProfile, known_profiles, read_profile
 from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.memory import device_budget
+from vkmoe.typed_json import plain
 
 PROFILES = ("8gb-nobar", "navi31", "rtx3060-12gb", "uma-32gb")
 QWEN3 = "qwen3-30b-a3b"
@@ -235,7 +231,7 @@ def test_a_host_that_would_swap_is_an_error() -> None:
 
 def written(tmp_path: Path, **changes: Any) -> Path:
     found = {
-        "device": described(read_profile("navi31").info) | changes.pop("device", {}),
+        "device": plain(read_profile("navi31").info) | changes.pop("device", {}),
         "host_memory_bytes": 8 * GIB,
         "gb_per_second": {"device": 500},
     }
@@ -257,20 +253,25 @@ def test_a_profile_of_ones_own_is_read(tmp_path: Path) -> None:
     [
         ({"device": {"heaps": []}}, "there are no heaps"),
         ({"device": {"heaps": [{"size": 0, "device_local": True}]}}, "a heap has no size"),
-        ({"device": {"heaps": [{"size": 1, "device_local": "no"}]}}, "a heap has no size"),
-        ({"device": {"heaps": [{"size": 1, "device_local": True, "budget": -1}]}}, "-1 is no"),
-        ({"device": {"memory_types": []}}, "a memory type is of no heap"),
+        ({"device": {"heaps": [{"size": 1, "device_local": "no"}]}}, "'no' is not a yes or no"),
+        (
+            {"device": {"heaps": [{"size": 1, "device_local": True, "budget": -1}]}},
+            "-1 is not a number",
+        ),
+        ({"device": {"memory_types": []}}, "no memory type can be used"),
         ({"device": {"memory_types": [{"heap": 0, "flags": []}]}}, "no memory type can be used"),
-        ({"device": {"subgroup_size": 0}}, "0 is no number"),
-        ({"device": {"subgroup_range": [32]}}, "not enough values"),
-        ({"device": {"type": {}}}, "its type is none of"),
+        ({"device": {"subgroup_size": 0}}, "a size of subgroups, is 0"),
+        ({"device": {"subgroup_range": [32]}}, "[32] is not"),
+        ({"device": {"type": "abacus"}}, "its type is none of"),
+        ({"device": {"type": {}}}, "{} is not a text"),
+        ({"device": {"limits": {"max_push_constants": 0}}}, "a limit, or"),
         ({"device": {"layout": "file"}}, "its layout is not planes"),
-        ({"device": {"limits": None}}, "has no attribute 'items'"),
+        ({"device": {"limits": None}}, "None is not"),
         ({"device": {"memory_types": [{"heap": 9, "flags": []}]}}, "a memory type is of no heap"),
         ({"device": {"colour": "red"}}, "colour"),
-        ({"host_memory_bytes": -1}, "-1 is no number of bytes"),
-        ({"host_memory_bytes": True}, "True is no number of bytes"),
-        ({"gb_per_second": {"device": "fast"}}, "'fast' is no speed"),
+        ({"host_memory_bytes": -1}, "-1 is not a number of bytes"),
+        ({"host_memory_bytes": True}, "True is not a number of bytes"),
+        ({"gb_per_second": {"device": "fast"}}, "'fast' is not a speed"),
         ({"gb_per_second": {"moon": 1}}, "moon"),
         ({"device": {"limits": {"max_moons": 3}}}, "max_moons"),
     ],

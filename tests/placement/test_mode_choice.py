@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     need_cpu()
     modes = tmp_path / "modes"
     monkeypatch.setattr(
-        remembered, "remembered_path", lambda device, what="": modes / f"{device.name}.json"
+        remembered, "remembered_path", lambda device, what="tuning": modes / f"{device.name}.json"
     )
     return modes
 
@@ -143,13 +143,14 @@ def test_the_fastest_is_chosen_by_prompt_and_reply_of_the_whole_model() -> None:
 def test_a_new_measurement_replaces_an_earlier_correction() -> None:
     """It is held against what bytes and speeds alone predict."""
     question, ratios = asked("rtx3060-12gb"), {"cache": 2.0, "hybrid": 1.0}
-    machine = replace(question.machine, corrections={"cache": 1.6, "hybrid": 0.8})
+    machine = replace(question.decided.machine, corrections={"cache": 1.6, "hybrid": 0.8})
     slower = {
         mode: replace(x, prediction=replace(x.prediction, rate=x.prediction.rate / c))
         for mode, x in question.candidates.items()
         if (c := machine.correction(mode))
     }
-    corrected = replace(question, candidates=slower, machine=machine)
+    decided = replace(question.decided, machine=machine)
+    corrected = replace(question, candidates=slower, decided=decided)
     assert corrected.answer(ratios, "some") == question.answer(ratios, "some")
 
 
@@ -167,15 +168,15 @@ CACHE, HYBRID = ModeChoice("cache", "measured: cache"), ModeChoice("hybrid", "me
 def test_what_was_measured_is_remembered_of_each_model_and_its_options(folder: Path) -> None:
     card = asked("rtx3060-12gb")
     assert card.recall() is None
-    card.remember(HYBRID)
-    asked("rtx3060-12gb", threads=3).remember(CACHE)
+    card.remember(HYBRID, {})
+    asked("rtx3060-12gb", threads=3).remember(CACHE, {})
     assert asked("rtx3060-12gb").recall() == HYBRID
     assert asked("rtx3060-12gb", threads=3).recall().mode == "cache"
     assert asked("rtx3060-12gb", vram_margin="600MiB").recall().mode == "hybrid"
     others = ({"vram_margin": "5GiB"}, {"threads": 2}, {"expert_predictor": "none"})
     assert not any(asked("rtx3060-12gb", **other).recall() for other in others)
     assert asked("8gb-nobar").recall() is None and len(list(folder.iterdir())) == 1
-    card.remember(CACHE)
+    card.remember(CACHE, {})
     assert card.recall().mode == "cache", "the newest measurement counts"
 
 
@@ -185,14 +186,22 @@ CHANGES: dict[str, Change] = {
     "shaders": lambda it: it.update(shaders="0"),
     "vkmoe": lambda it: it.update(vkmoe="0.0.1"),
     "cpu": lambda it: it.update(cpu="another"),
-    "model": lambda it: it["modes"][0].update(model="another"),
-    "no mode": lambda it: it["modes"][0].update(mode="teleport"),
-    "no choice": lambda it: it["modes"][0].pop("mode"),
-    "no text": lambda it: it["modes"][0].update(reason=7),
-    "no entry": lambda it: it.update(modes=["cpu"]),
-    "no list": lambda it: it.update(modes=7),
-    "gone": lambda it: it.pop("modes"),
+    "model": lambda it: it.update(choices={"another": choice_of(it)}),
+    "no mode": lambda it: choice_of(it).__setitem__(0, "teleport"),
+    "no choice": lambda it: choice_of(it).pop(0),
+    "no text": lambda it: choice_of(it).__setitem__(1, 7),
+    "no entry": lambda it: it.update(choices=["cpu"]),
+    "no list": lambda it: it.update(choices=7),
+    "gone": lambda it: it.pop("choices"),
+    "no correction": lambda it: it["corrections"].update(cache=0),
 }
+
+
+def choice_of(document: dict[str, Any]) -> list[Any]:
+    """The only one that is remembered: mode and reason."""
+    (found,) = document["choices"].values()
+    assert isinstance(found, list)
+    return found
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -200,12 +209,13 @@ def test_what_does_not_fit_or_is_damaged_counts_as_never_measured(
     change: str, folder: Path
 ) -> None:
     question: ModeQuestion = asked("rtx3060-12gb")
-    path = question.remember(HYBRID)
+    question.remember(HYBRID, {"hybrid": 2.0})
+    (path,) = folder.iterdir()
     document = json.loads(path.read_text())
     CHANGES[change](document)
     path.write_text(json.dumps(document))
     assert question.recall() is None
-    question.remember(HYBRID)
+    question.remember(HYBRID, {})
     assert question.recall() is not None, "it is written anew"
     path.write_bytes(b"[" * 100_000)
     assert question.recall() is None
@@ -224,7 +234,7 @@ def test_what_is_known_without_measuring() -> None:
     found = known_choice(question, config)
     assert found is not None and found.mode == "cache"
     assert found.reason.startswith("predicted: cache ") and found.reason.endswith("run measures")
-    question.remember(HYBRID)
+    question.remember(HYBRID, {})
     assert known_choice(question, config) == question.recall() == HYBRID
     apart = replace(question, candidates={**question.candidates, "hybrid": _slow(question)})
     assert not apart.close and known_choice(apart, config) == HYBRID, "the answer stays the same"

@@ -24,8 +24,8 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed, measure_link
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.placement.forecast.cost import miss_seconds
+from vkmoe.placement.forecast.measured import measure_gather
 from vkmoe.placement.forecast.speeds import Speeds, machine_of
-from vkmoe.placement.link import measure_gather
 
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings

@@ -117,7 +117,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     from vkmoe.experts.decide.settings import sizing_line
     from vkmoe.placement.cache_choice import copies_overlap
     from vkmoe.placement.decide import Choosing, decide
-    from vkmoe.placement.forecast.measured import Known, recall_speeds
+    from vkmoe.placement.forecast.measured import recall_speeds
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
     from vkmoe.remembered import Recalled, recall, with_measured
 
@@ -131,7 +131,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     overlaps = copies_overlap(config, has_queue=not device.is_uma)
     recalled = Recalled() if config.tuning == "table" else recall(device)
     tuning = with_measured(device, recalled)
-    found = recall_speeds(device, Path(model.file.path)) if config.tuning != "table" else Known()
+    found = recall_speeds(device, Path(model.file.path), config.tuning)
     choosing = Choosing(lambda: found.speeds, corrections=found.corrections)
     choice = known_choice(mode_question(config, model, device, tuning, choosing), config)
     decided = decide_with(

@@ -7,12 +7,15 @@ a run (placement/decide.py), by the times that placement/forecast/cost.py predic
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from vkmoe.choices import ModeName
 from vkmoe.cli.notes import idle_notes, mode_line
 from vkmoe.cli.options import (
     Json,
@@ -90,7 +93,7 @@ class _Machine(NamedTuple):
 
     profile: DeviceProfile
     tuning: Any = None  # of kernels, as `decide` takes it; None: by default
-    corrections: Any = None  # as `Choosing` takes them
+    corrections: Mapping[ModeName, float] = MappingProxyType({})
 
 
 def _machine(name: str | None, engine: EngineConfig, model: Path) -> _Machine:
@@ -108,10 +111,9 @@ def _machine(name: str | None, engine: EngineConfig, model: Path) -> _Machine:
         return _Machine(read_profile(name))
     with open_device(engine.device, engine.validation, engine.threads) as device:
         info, speeds = device.info, measure_speeds(device, model, engine.threads)
-    known = recall_speeds(info, model)
+    known = recall_speeds(info, model, engine.tuning)
     profile = DeviceProfile(info, available_bytes(), speeds, {"speeds": "measured now"})
-    corrections = None if engine.tuning == "table" else known.corrections
-    return _Machine(profile, tuning_for(info, engine.tuning), corrections)
+    return _Machine(profile, tuning_for(info, engine.tuning), known.corrections)
 
 
 class _Decided(NamedTuple):
@@ -146,7 +148,7 @@ def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> _Deci
             asked,
             lambda x: decide(x, model, device, machine.tuning, choosing, overlaps, free + more),
         )
-        return made, question.all if question is not None else made.candidates
+        return made, (question.decided if question is not None else made).candidates
 
     made, candidates = decided(engine)
     best = replace(made.candidates[0], plan=made.plan)
@@ -170,7 +172,7 @@ def _choosing(machine: _Machine) -> Choosing:
     from vkmoe.placement.decide import Choosing
 
     speeds = machine.profile.speeds
-    return Choosing(lambda: speeds, known=True, corrections=machine.corrections or {})
+    return Choosing(lambda: speeds, known=True, corrections=machine.corrections)
 
 
 # ----- in words -----

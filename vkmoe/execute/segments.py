@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.program import Command
 from vkmoe.models.weights import ModelWeights
+from vkmoe.modes import ExpertMode
 
 __all__ = [
     "LIMIT_S",
+    "SHARED_BYTES_PER_SECOND",
     "TARGET_S",
     "Bounded",
     "Bring",
@@ -30,6 +34,7 @@ __all__ = [
     "cut_within",
     "layer_ends",
     "part_bytes",
+    "submit_speed",
 ]
 
 
@@ -156,6 +161,9 @@ def cut_at_layers(commands: Sequence[Command], first_layers: Sequence[int]) -> l
 
 TARGET_S = 0.25  # of a submit, by estimate
 LIMIT_S = 0.5  # what only a part that cannot be cut may exceed
+# Assumed of integrated GPUs, whose memory is not measured: a quarter of the 19 GB/s that one was
+# seen to read. Too low costs a token some submits more, of about 75 us each.
+SHARED_BYTES_PER_SECOND = 5e9
 
 
 class Bounded(NamedTuple):
@@ -187,6 +195,17 @@ def bound_submits(seconds: Sequence[float]) -> Bounded:
         so_far += cost
     too_long = tuple((part, cost) for part, cost in enumerate(seconds) if cost > LIMIT_S)
     return Bounded(tuple(borders), too_long)
+
+
+def submit_speed(info: DeviceInfo, link: LinkSpeed | None, mode: ExpertMode) -> float | None:
+    """Choose the bytes per second to estimate a submit's time by, when misses are served so.
+
+    None where it is not known, and on CPUs, where nothing ends a long one.
+    """
+    if link is not None:
+        gathers = mode.gathers and link.gather_bytes_per_second > 0
+        return link.gather_bytes_per_second if gathers else link.read_bytes_per_second
+    return SHARED_BYTES_PER_SECOND if info.is_uma and not info.is_cpu else None
 
 
 def part_bytes(weights: ModelWeights, n_used: int, cache_bytes: Sequence[int] | None) -> list[int]:

@@ -1,7 +1,7 @@
 """This module measures how fast a GPU reads host memory in place, and copies from there.
 
 Owns the kernel read_words.comp (twin: vkmoe/reference/memory.py), which does nothing but load.
-How fast kernels copy is measured in placement/link.py. Does not decide where experts live.
+How fast kernels copy is measured in placement/forecast/measured.py. Decides nothing.
 """
 
 from __future__ import annotations

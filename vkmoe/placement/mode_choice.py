@@ -1,8 +1,8 @@
 """Chooses where experts are computed if the user leaves that open: by prediction, or as measured.
 
-Owns which modes come into question, when a trial is worth its time, and what is remembered of one,
-in a file for each device. It measures nothing: engines that do are in mode_trial.py. With --tuning
-table nothing that was measured counts.
+Owns which modes come into question, when a trial is worth its time, and what its result depends on.
+It measures nothing: engines that do are in mode_trial.py. With --tuning table nothing that was
+measured counts.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple
 
-from vkmoe import remembered
-from vkmoe.choices import ModeName
+from vkmoe.choices import ModeName, TuningSource
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.variants import has_cpu
 from vkmoe.errors import OutOfMemoryError
@@ -24,7 +22,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.models import ModelFile
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import Candidate, Choosing, Decision, decide
-from vkmoe.placement.forecast.speeds import Machine
+from vkmoe.placement.forecast.measured import recall_speeds, remember_trial
 
 __all__ = [
     "ModeChoice",
@@ -38,7 +36,6 @@ __all__ = [
 log = logging.getLogger("vkmoe")
 LEAST_EXPERTS = 256 << 20  # bytes in a file; with fewer no mode is slow
 MODEL_ERROR = 0.3  # of a predicted time: plans that are nearer to each other are measured
-_FORMAT, _VERSION, _MOST_ENTRIES = "vkmoe expert modes", 3, 64
 # What changes no token's time, or by the slots alone, which count by themselves.
 _OTHER_OPTIONS = (
     "device", "validation", "expert_stats", "expert_profile", "ctx_size", "vram_margin",
@@ -65,11 +62,9 @@ class ModeChoice(NamedTuple):
         """Give the reason in the decision on what `asked` returned, as no option was the reason."""
         made = decision.plan
         options = (f"as --expert-mode {self.mode}", f"as --n-cpu-moe {self.cpu_layers}")
+        chosen = "by the choice of mode; --expert-mode changes it"
         lines = tuple(
-            replace(line, reason="by the choice of mode; --expert-mode changes it")
-            if line.reason in options
-            else line
-            for line in made.lines
+            replace(line, reason=chosen) if line.reason in options else line for line in made.lines
         )
         mode = replace(made.mode, reason="") if made.mode.reason in options else made.mode
         made = replace(made, mode=mode, lines=lines, mode_reason=self.reason)
@@ -81,12 +76,9 @@ class ModeQuestion:
     """Describes what can be chosen for a model on a device, and what the choice depends on."""
 
     device: DeviceInfo
+    decided: Decision  # between all plans
     candidates: Mapping[ModeName, Candidate]  # the best plan of each mode, the fastest first
-    all: tuple[Candidate, ...]
-    machine: Machine  # by which these were compared
-    n_layers: int  # with experts
-    model: str  # these two tell when a measurement holds no more
-    settings: str
+    key: str  # of another one a measurement holds no more
 
     @property
     def predicted(self) -> ModeChoice:
@@ -106,71 +98,44 @@ class ModeQuestion:
         reads = any(each.prediction.file_share for each in found.values())
         return {} if reads or len(found) == 1 else found
 
+    def settled(self, source: TuningSource) -> ModeChoice | None:
+        """Return what is chosen without a trial; None where one is to decide."""
+        if source == "table":
+            return self.predicted
+        return self.recall() or (None if self.close else self.predicted)
+
     def answer(self, ratios: Ratios, what: str) -> ModeChoice:
         """Choose the mode that is fastest as predictions are corrected; `what` was measured."""
-        rates = {
-            mode: self.candidates[mode].prediction.rate * self.machine.correction(mode) / ratio
-            for mode, ratio in ratios.items()
-        }
-        seconds = {
-            mode: replace(self.candidates[mode].prediction, rate=rate).seconds
-            for mode, rate in rates.items()
-        }
-        in_order = sorted(seconds, key=seconds.__getitem__)
-        each = ", ".join(f"{mode} {rates[mode]:.3g}" for mode in in_order)
-        return self._choice(in_order[0], f"measured of {what}: {each} tok/s")
-
-    def _choice(self, mode: ModeName, reason: str) -> ModeChoice:
-        n_cpu = self.candidates[mode].plan.cpu_layers
-        return ModeChoice(mode, reason, n_cpu if 0 < n_cpu < self.n_layers else None)
-
-    # ----- what is remembered -----
+        found = {}
+        for mode, ratio in ratios.items():
+            made = self.candidates[mode].prediction
+            rate = made.rate * self.decided.machine.correction(mode) / ratio
+            found[mode] = replace(made, rate=rate)
+        in_order = sorted(found, key=lambda mode: found[mode].seconds)
+        rates = ", ".join(f"{mode} {found[mode].rate:.3g}" for mode in in_order)
+        return self._choice(in_order[0], f"measured of {what}: {rates} tok/s")
 
     def recall(self) -> ModeChoice | None:
         """Return what was chosen by a trial before; None where none was, or it holds no more."""
-        for entry in self._entries():
-            same = (entry["model"], entry["settings"]) == (self.model, self.settings)
-            if same and entry["mode"] in self.candidates:
-                return self._choice(entry["mode"], entry["reason"])
-        return None
+        found = recall_speeds(self.device).choices.get(self.key)
+        return self._choice(*found) if found and found[0] in self.candidates else None
 
-    def remember(self, choice: ModeChoice) -> Path:
-        """Write what a trial chose beside what is remembered of other models. Raises OSError."""
-        same = self.model, self.settings
-        new = {"model": self.model, "settings": self.settings}
-        new |= {"mode": choice.mode, "reason": choice.reason}
-        kept = [each for each in self._entries() if (each["model"], each["settings"]) != same]
-        document = {
-            **remembered.machine_identity(self.device, _FORMAT, _VERSION),
-            "modes": [new, *kept][:_MOST_ENTRIES],
-        }
-        return remembered.write_remembered(self._path, document)
+    def remember(self, choice: ModeChoice, ratios: Ratios) -> None:
+        """Remember what a trial chose, and by how much predictions of each mode erred."""
+        remember_trial(self.device, ratios, self.key, choice.mode, choice.reason)
 
-    @property
-    def _path(self) -> Path:
-        return remembered.remembered_path(self.device, "modes")
-
-    def _entries(self) -> list[dict[str, Any]]:
-        """Read the file of the device; [] where it is not there, damaged, or does not fit."""
-        document = remembered.read_remembered(
-            self._path, remembered.machine_identity(self.device, _FORMAT, _VERSION)
-        )
-        try:
-            return [_checked(entry) for entry in (document or {"modes": []})["modes"]]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return []  # it is measured again, and the file is written anew
+    def _choice(self, mode: ModeName, reason: str) -> ModeChoice:
+        plan = self.candidates[mode].plan
+        return ModeChoice(mode, reason, plan.cpu_layers if plan.splits_layers else None)
 
 
 def known_choice(question: ModeQuestion | None, config: EngineConfig) -> ModeChoice | None:
     """Return what is chosen without measuring now; None where there is no choice."""
     if question is None:
         return None
-    if config.tuning == "table":
-        return question.predicted
-    if (found := question.recall()) is not None or not question.close:
-        return found or question.predicted
-    mode, reason, n_layers = question.predicted
-    return ModeChoice(mode, f"{reason}; the first run measures", n_layers)
+    predicted = question.predicted
+    later = predicted._replace(reason=f"{predicted.reason}; the first run measures")
+    return question.settled(config.tuning) or later
 
 
 def decide_with(
@@ -208,27 +173,17 @@ def mode_question(
     asked = replace(choosing or Choosing(), beside_cpu=True)
     free = available_host_bytes
     decided = decide(config, model, device, tuning, asked, available_host_bytes=free)
-    found = decided.candidates
     best: dict[ModeName, Candidate] = {}
-    for candidate in found:
+    for candidate in decided.candidates:
         best.setdefault(candidate.plan.mode.name, candidate)
     if len(best) == 1 or (next(iter(best)) == "resident" and not device.is_uma):
         return None
-    n_experts = model.spec.experts.n_experts if model.spec.experts else 1
-    shares = {
-        mode: min(x.plan.expert_slots, default=0) / n_experts for mode, x in sorted(best.items())
-    }
-    described = _fingerprint(model.spec, model.tensors)
-    n_layers = len(model.spec.moe_layers)
-    settings = _settings(config, shares)
-    return ModeQuestion(device, best, found, decided.machine, n_layers, described, settings)
+    return ModeQuestion(device, decided, best, _key(config, model, best))
 
 
-# ----- what a measurement depends on -----
-
-
-def _settings(config: EngineConfig, shares: Mapping[ModeName, float]) -> str:
-    """Write what a user chose, the threads there are, and the shares of experts that have a slot.
+def _key(config: EngineConfig, model: ModelFile, best: Mapping[ModeName, Candidate]) -> str:
+    """Hash what a measurement depends on: the model, the threads there are, what a user chose, and
+    the shares of experts that have a slot.
 
     These are rounded: how much memory is free changes a little from start to start.
     """
@@ -237,20 +192,10 @@ def _settings(config: EngineConfig, shares: Mapping[ModeName, float]) -> str:
         for item in fields(config)
         if item.name not in _OTHER_OPTIONS and getattr(config, item.name) != item.default
     }
-    slots = {mode: round(8 * share) for mode, share in shares.items()}
-    return f"{chosen}, {os.cpu_count()} cores, slots {slots} of 8"
-
-
-def _fingerprint(*described: object) -> str:
-    """Hash a description that has a text of its own."""
-    return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
-
-
-def _checked(entry: Any) -> dict[str, Any]:
-    """Check what a file has on one model. Raises what reading a damaged one raises."""
-    names = ("model", "settings", "mode", "reason")
-    if not all(isinstance(entry[name], str) for name in names):
-        raise ValueError(entry)
-    if entry["mode"] not in get_args(ModeName):
-        raise ValueError(entry)
-    return {name: entry[name] for name in names}
+    n_experts = model.spec.experts.n_experts if model.spec.experts else 1
+    slots = {
+        mode: round(8 * min(x.plan.expert_slots, default=0) / n_experts)
+        for mode, x in sorted(best.items())
+    }
+    described = repr((model.spec, model.tensors, chosen, os.cpu_count(), slots))
+    return hashlib.sha256(described.encode()).hexdigest()[:16]

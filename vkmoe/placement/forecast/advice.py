@@ -37,7 +37,7 @@ def alternatives(candidates: Sequence[Candidate], best: MemoryPlan, n: int = 3) 
 
 
 def _kind(plan: MemoryPlan) -> tuple[object, ...]:
-    return plan.mode.name, plan.cpu_layers > 0 and plan.layouts("experts") != ()
+    return plan.mode.name, plan.splits_layers
 
 
 def _figures(plan: MemoryPlan) -> tuple[object, ...]:

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
 
 from vkmoe.errors import UsageError
-from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
+from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Intent, memory_type_candidates
-from vkmoe.placement.forecast.speeds import Speeds
+from vkmoe.placement.forecast.speeds import TYPICAL, Speeds
+from vkmoe.typed_json import typed
 
-__all__ = ["DeviceProfile", "described", "known_profiles", "read_profile"]
+__all__ = ["DeviceProfile", "known_profiles", "read_profile"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "devices"
 MOST_BYTES = 1 << 20  # of a file: a profile has a few KiB
-TYPES = ("discrete", "integrated", "virtual", "cpu", "other")
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,13 @@ class DeviceProfile:
     sources: Mapping[str, str]  # of sizes and speeds, in words
 
 
-def described(info: DeviceInfo) -> dict[str, Any]:
-    """Write a device as a profile has it: plain JSON."""
-    found = asdict(info)
-    found["features"] = sorted(info.features)
-    found["memory_types"] = [
-        {"heap": kind.heap, "flags": sorted(kind.flags)} for kind in info.memory_types
-    ]
-    return found
+class _File(NamedTuple):
+    """Is what a file has."""
+
+    device: DeviceInfo
+    host_memory_bytes: int
+    gb_per_second: Speeds = Speeds()
+    sources: Mapping[str, str] = MappingProxyType({})
 
 
 def known_profiles() -> list[str]:
@@ -65,80 +67,29 @@ def read_profile(name: str) -> DeviceProfile:
             f"no device profile {name!r}{reason}",
             f"there is {', '.join(known_profiles())}; or name a JSON file like theirs",
         ) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is no device profile: {what}",
+            f"{path} is no device profile: {error}",
             f"compare it with one of vkmoe's own, such as {FOLDER / 'navi31.json'}",
         ) from None
 
 
-def _profile(found: dict[str, Any]) -> DeviceProfile:
-    """Build a profile from parsed JSON. Raises ValueError, TypeError or KeyError if wrong."""
-    device = dict(found["device"])
-    heaps = tuple(_heap(heap) for heap in device["heaps"])
-    types = tuple(
-        MemoryType(_count(kind["heap"]), frozenset(map(str, kind["flags"])))
-        for kind in device["memory_types"]
-    )
-    if not heaps:
-        raise ValueError("there are no heaps")
-    if not types or any(kind.heap >= len(heaps) for kind in types):
-        raise ValueError("a memory type is of no heap")
-    values: dict[str, Any] = {
-        **device,
-        "features": frozenset(map(str, device["features"])),
-        "api_version": tuple(map(_count, device["api_version"])),
-        "subgroup_size": _count(device["subgroup_size"], least=1),
-        "subgroup_range": _pair(device["subgroup_range"]),
-        "heaps": heaps,
-        "memory_types": types,
-        "limits": DeviceLimits(**{key: _limit(key, x) for key, x in device["limits"].items()}),
+def _profile(found: Any) -> DeviceProfile:
+    """Build a profile from parsed JSON. Raises ValueError if it is wrong."""
+    info, host_bytes, gb_per_second, sources = typed(_File, found)
+    sizes = np.hstack([info.subgroup_size, info.subgroup_range, *vars(info.limits).values()])
+    lacking = [x for x in get_args(Intent) if not memory_type_candidates(info, x)]
+    problems = {
+        "there are no heaps": not info.heaps,
+        "a heap has no size": not all(heap.size for heap in info.heaps),
+        "a memory type is of no heap": any(x.heap >= len(info.heaps) for x in info.memory_types),
+        f"no memory type can be used for {' or '.join(lacking)} memory": bool(lacking),
+        "a limit, or a size of subgroups, is 0": not sizes.all(),
+        f"its type is none of {', '.join(TYPICAL)}": info.type not in TYPICAL,
+        "its layout is not planes": not info.is_vulkan,
     }
-    if values["type"] not in TYPES or values.get("layout", "planes") != "planes":
-        raise ValueError(f"its type is none of {', '.join(TYPES)}, or its layout is not planes")
-    info = DeviceInfo(**values)
-    for intent in get_args(Intent):
-        if not memory_type_candidates(info, intent):
-            raise ValueError(f"no memory type can be used for {intent} memory")
-    speeds = {key: 1e9 * _speed(value) for key, value in found.get("gb_per_second", {}).items()}
-    sources = {str(key): str(text) for key, text in found.get("sources", {}).items()}
-    return DeviceProfile(info, _count(found["host_memory_bytes"]), Speeds(**speeds), sources)
-
-
-def _heap(found: dict[str, Any]) -> Heap:
-    counts = {
-        key: None if value is None else _count(value)
-        for key, value in found.items()
-        if key != "device_local"
-    }
-    if not counts.get("size") or not isinstance(found["device_local"], bool):
-        raise ValueError("a heap has no size, or does not say whether it is device_local")
-    return Heap(device_local=found["device_local"], **counts)  # type: ignore[arg-type]
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    least, most = (_count(item, least=1) for item in value)
-    return least, most
-
-
-def _limit(key: str, value: Any) -> Any:
-    """Read a limit: a number, three, or the nanoseconds of a timestamp."""
-    if key == "timestamp_period":
-        return _speed(value)
-    if isinstance(value, list):
-        x, y, z = (_count(item, least=1) for item in value)
-        return x, y, z
-    return _count(value, least=1)
-
-
-def _count(value: Any, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 62:
-        raise ValueError(f"{value!r} is no number of bytes or items")
-    return value
-
-
-def _speed(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6:
-        raise ValueError(f"{value!r} is no speed or time")
-    return float(value)
+    for problem, is_there in problems.items():
+        if is_there:
+            raise ValueError(problem)
+    speeds = Speeds(**{key: 1e9 * value for key, value in vars(gb_per_second).items()})
+    return DeviceProfile(info, host_bytes, speeds, sources)

@@ -1,90 +1,111 @@
-"""Measures how fast a machine's memory is, once, and remembers it, with how far predictions erred.
+"""Measures how fast a machine's memory is, once, and remembers it, with what trials of modes found.
 
 Owns a file for each device in the user's cache folder: the speeds of its memory, of the CPU's and
-of disks, and the corrections that trials gave. The link is measured anew by each engine (link.py):
-it takes some milliseconds. With --tuning table nothing of this counts.
+of disks; how far predictions erred, and which modes were chosen. The link is measured anew by each
+engine: it takes some milliseconds. With --tuning table nothing of this counts.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TypeVar
+
+import numpy as np
 
 from vkmoe import remembered
-from vkmoe.choices import ModeName
+from vkmoe.batch import TokenBatch
+from vkmoe.choices import ModeName, TuningSource
 from vkmoe.cpu.device import n_cores
 from vkmoe.cpu.reads import host_bytes_per_second
 from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gguf_file.disk import read_speed
+from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.link_speed import measure_memory
+from vkmoe.gpu.link_speed import (
+    GROUP_BYTES,
+    N_SLICES,
+    LinkSpeed,
+    Timed,
+    best_of,
+    default_slice_bytes,
+    link_memory,
+    measure_link,
+    measure_memory,
+)
+from vkmoe.gpu.program import Program, TensorRef, memory_range
+from vkmoe.gpu.token_io import pack_params, param_words
+from vkmoe.gpu.transfer import Transfer
+from vkmoe.ops.context import OpContext
+from vkmoe.ops.experts import LandingMemory, gather
+from vkmoe.ops.router import RoutingLog
+from vkmoe.ops.tuning import choose_tuning
 from vkmoe.placement.forecast.speeds import Speeds
-from vkmoe.placement.link import link_of_misses
 
-__all__ = ["Known", "measure_speeds", "recall_speeds", "remember_corrections"]
+__all__ = [
+    "Known",
+    "link_of_misses",
+    "measure_gather",
+    "measure_speeds",
+    "recall_speeds",
+    "remember_trial",
+]
 
 log = logging.getLogger("vkmoe")
-_FORMAT, _VERSION = "vkmoe speeds", 1
-_NAMES = ("device", "link", "host", "copy", "gather")  # of speeds; those of files are apart
+T = TypeVar("T")
+MOST_CHOICES = 64  # that are remembered
+SMALLEST_SLICE_BYTES = 1 << 20  # the time of less is the time of a submit
+HEAP_SHARE = 16  # measuring a link takes at most this part of the smallest heap
+_ROUTING = TensorRef("link routing", 6 * N_SLICES)
+_PARAMS = TensorRef("link params", param_words(1))
+_LOG = RoutingLog(1, N_SLICES, name="link log")
 
 
-class Known(NamedTuple):
+# ----- what is remembered -----
+
+
+@dataclass(frozen=True)
+class Known:
     """Holds what is remembered of a machine; speeds that were not measured are 0."""
 
-    speeds: Speeds = Speeds()
-    corrections: Mapping[ModeName, float] = {}  # measured over predicted times of tokens
+    speeds: Speeds = field(default_factory=Speeds)
+    disks: Mapping[str, float] = field(default_factory=dict)  # speeds of files
+    corrections: Mapping[ModeName, float] = field(default_factory=dict)  # as in `Machine`
+    # The mode that a trial chose and why, by what that depends on; the newest first.
+    choices: Mapping[str, tuple[ModeName, str]] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
         return self.speeds.device > 0 and self.speeds.host > 0 and self.speeds.file > 0
 
 
-def recall_speeds(device: DeviceInfo, model: Path) -> Known:
-    """Return what is remembered of a device and of the disk that has the model."""
-    found = _read(device)
-    speeds = Speeds(**found["speeds"], file=found["files"].get(_disk(model), 0.0))
-    return Known(speeds, found["corrections"])
-
-
-def measure_speeds(device: Device, model: Path, n_threads: int | None = None) -> Speeds:
-    """Measure all speeds, which takes a second or two, and remember them.
-
-    To be called before anything is allocated. Raises DeviceLostError.
-    """
-    info, host = device.info, host_bytes_per_second(n_threads or n_cores())
-    speeds = Speeds(device=_of_device(device, host), host=host, file=read_speed(model))
-    if info.is_vulkan:
-        speeds = speeds.over_link(link_of_misses(device))
-    found = _read(info)
-    found["speeds"] = {name: getattr(speeds, name) for name in _NAMES}
-    _write(info, found | {"files": {**found["files"], _disk(model): speeds.file}})
-    return speeds
-
-
-def _of_device(device: Device, host: float) -> float:
-    """Measure device memory as shaders read it; 0 where that fails.
-
-    The CPU reads `host` bytes per second; shaders that run on it reach a small part of that.
-    """
-    if not device.info.is_vulkan:
-        return host
+def recall_speeds(
+    device: DeviceInfo, model: Path | None = None, source: TuningSource = "remembered"
+) -> Known:
+    """Return what is remembered of a device, and of the disk that has the model, if it counts."""
+    if source == "table":
+        return Known()
     try:
-        return measure_memory(device)
-    except DeviceLostError:
-        raise
-    except GpuError as error:
-        log.warning("the speed of device memory could not be measured: %s", error)
-        return 0.0
+        found = remembered.read(device, "speeds", Known)
+    except (OSError, remembered.Misfit):
+        return Known()  # it is measured again, and the file is written anew
+    speeds = replace(found.speeds, file=found.disks.get(_disk(model), 0.0) if model else 0.0)
+    return replace(found, speeds=speeds) if all(found.corrections.values()) else Known()
 
 
-def remember_corrections(device: DeviceInfo, corrections: Mapping[ModeName, float]) -> None:
-    """Remember by how much tokens of some modes take longer than predicted."""
-    found = _read(device)
-    _write(device, found | {"corrections": {**found["corrections"], **corrections}})
+def remember_trial(
+    device: DeviceInfo, corrections: Mapping[ModeName, float], key: str, mode: ModeName, reason: str
+) -> None:
+    """Remember by how much tokens of some modes take longer than predicted, and what was chosen."""
+    known = recall_speeds(device)
+    choices = {key: (mode, reason)} | {k: x for k, x in known.choices.items() if k != key}
+    choices = dict(list(choices.items())[:MOST_CHOICES])
+    corrected = {**known.corrections, **corrections}
+    _remember(device, replace(known, corrections=corrected, choices=choices))
 
 
 def _disk(model: Path) -> str:
@@ -95,34 +116,91 @@ def _disk(model: Path) -> str:
         return ""
 
 
-def _read(device: DeviceInfo) -> dict[str, Any]:
-    """Read the file of a device; what is not there, or not sound, was never measured."""
-    path = remembered.remembered_path(device, "speeds")
-    found = remembered.read_remembered(path, remembered.machine_identity(device, _FORMAT, _VERSION))
+def _remember(device: DeviceInfo, known: Known) -> None:
     try:
-        assert found is not None
-        corrections = {mode: _speed(x) for mode, x in found["corrections"].items()}
-        assert set(corrections) <= set(get_args(ModeName)) and all(corrections.values())
-        return {
-            "speeds": {name: _speed(found["speeds"][name]) for name in _NAMES},
-            "files": {str(disk): _speed(x) for disk, x in found["files"].items()},
-            "corrections": corrections,
-        }
-    except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
-        return {"speeds": dict.fromkeys(_NAMES, 0.0), "files": {}, "corrections": {}}
-
-
-def _speed(value: Any) -> float:
-    if not 0 <= float(value) < 1e15:
-        raise ValueError(value)
-    return float(value)
-
-
-def _write(device: DeviceInfo, found: Mapping[str, Any]) -> None:
-    path = remembered.remembered_path(device, "speeds")
-    try:
-        remembered.write_remembered(
-            path, {**remembered.machine_identity(device, _FORMAT, _VERSION), **found}
-        )
+        remembered.write(device, "speeds", known)
     except OSError as error:
         log.info("what was measured cannot be remembered: %s", error.strerror)
+
+
+# ----- what is measured -----
+
+
+def measure_speeds(device: Device, model: Path, n_threads: int | None = None) -> Speeds:
+    """Measure all speeds, which takes a second or two, and remember them.
+
+    To be called before anything is allocated. Raises DeviceLostError.
+    """
+    info, host = device.info, host_bytes_per_second(n_threads or n_cores())
+    speeds = Speeds(device=host, host=host, file=read_speed(model))
+    if info.is_vulkan:  # shaders that run on a CPU reach a small part of what it reads itself
+        found = _measured("device memory", lambda: measure_memory(device))
+        speeds = replace(speeds, device=found or 0.0).over_link(link_of_misses(device))
+    known = recall_speeds(info)
+    disks = {**known.disks, _disk(model): speeds.file}
+    _remember(info, replace(known, speeds=speeds, disks=disks))
+    return speeds
+
+
+def link_of_misses(device: Device) -> LinkSpeed | None:
+    """Measure what a miss costs; None where there is no link that misses cross.
+
+    To be called before anything is allocated: it takes up to 64 MiB, or less on small devices, and
+    gives them back. Raises DeviceLostError; without another result nothing depends on it.
+    """
+    if device.info.is_uma:
+        return None
+    room = min(heap.size for heap in device.info.heaps) // (HEAP_SHARE * N_SLICES)
+    slice_bytes = min(default_slice_bytes(device), room) // GROUP_BYTES * GROUP_BYTES
+    if slice_bytes < SMALLEST_SLICE_BYTES:
+        return None
+
+    def measure() -> LinkSpeed:
+        speed = measure_link(device, slice_bytes)
+        return speed._replace(gather_bytes_per_second=measure_gather(device, slice_bytes))
+
+    return _measured("host memory", measure)
+
+
+def _measured(what: str, measure: Callable[[], T]) -> T | None:
+    """Measure a speed; None, with a warning, where that fails. Raises DeviceLostError."""
+    try:
+        return measure()
+    except DeviceLostError:
+        raise
+    except GpuError as error:
+        log.warning("the speed of %s could not be measured: %s", what, error)
+        return None
+
+
+def measure_gather(device: Device, slice_bytes: int | None = None) -> float:
+    """Measure the bytes per second that the gather kernel copies from host memory, at best.
+
+    It copies N_SLICES slices as it would that many missed experts. As cheap as `measure_link`, with
+    as much memory, and the same errors.
+    """
+    slice_bytes = slice_bytes or default_slice_bytes(device)
+    with link_memory(device, N_SLICES * slice_bytes) as (source, target):
+        (best,) = best_of([_gather(device, source.address, target.address, slice_bytes)])
+        return best
+
+
+def _gather(device: Device, source: int, target: int, slice_bytes: int) -> Timed:
+    """Time the copy of all slices from the address `source` to `target`."""
+    backend, program = Backend(device), Program("gather slices")
+    n_bytes = N_SLICES * slice_bytes
+    starts = slice_bytes * np.arange(N_SLICES, dtype=np.uint64)
+    addresses = np.concatenate([np.uint64(target) + starts, np.uint64(source) + starts])
+    words = np.concatenate([np.zeros(2 * N_SLICES, np.uint32), addresses.view(np.uint32)])
+    params = np.zeros(_PARAMS.n_words, np.uint32)
+    pack_params(params.data, TokenBatch.one(0, 0), 0, serial=1)
+    with Transfer(device, words.nbytes) as transfer:
+        transfer.write(backend.tensor(_ROUTING), 0, words.view(np.uint8))
+        transfer.write(backend.tensor(_PARAMS), 0, params.view(np.uint8))
+        transfer.flush()
+    memory = memory_range(target, n_bytes)
+    landing = LandingMemory((memory,), _LOG, layer=0)
+    homes = (memory_range(source, n_bytes),)
+    op = OpContext(program, choose_tuning(device.info), "gather slices")
+    gather(op, _ROUTING, _PARAMS, landing, slice_bytes, homes)
+    return Timed(device, backend.record(program, timed=True), n_bytes)
