@@ -26,6 +26,7 @@ from vkmoe.errors import OutOfMemoryError
 from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.execute.segments import submit_speed
+from vkmoe.experts.decide.settings import copies_overlap
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.records.timing import RunTimes
@@ -38,7 +39,6 @@ from vkmoe.models import ModelFile, open_model
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
-from vkmoe.placement.cache_choice import copies_overlap
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.expert_memory import BudgetWatch, ExpertMemory
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds

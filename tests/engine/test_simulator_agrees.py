@@ -19,14 +19,13 @@ from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.decide.keys import Mask
-from vkmoe.experts.decide.settings import CacheSettings, host_pools, make_pools
+from vkmoe.experts.decide.settings import CacheSettings, cache_settings, host_pools, make_pools
 from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.records.trace import Trace, TraceWriter, joined, read_trace
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.experts.study.replay import SimulationResult, simulate
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM, demo_model_path
-from vkmoe.placement.cache_choice import cache_settings
 from vkmoe.weights.sizes import trace_header
 
 pytestmark = pytest.mark.usefixtures("one_device")

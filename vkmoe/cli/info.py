@@ -114,8 +114,7 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
 def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     """Show the plan on the chosen device, or say why there is none."""
     from vkmoe.devices import choose_device, list_devices
-    from vkmoe.experts.decide.settings import sizing_line
-    from vkmoe.placement.cache_choice import copies_overlap
+    from vkmoe.experts.decide.settings import copies_overlap, sizing_line
     from vkmoe.placement.decide import Choosing, decide
     from vkmoe.placement.forecast.measured import recall_speeds
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question

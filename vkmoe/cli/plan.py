@@ -131,7 +131,7 @@ class _Decided(NamedTuple):
 
 def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> _Decided:
     """Decide as a run would that has nothing to measure, and compare the plan with others."""
-    from vkmoe.placement.cache_choice import copies_overlap
+    from vkmoe.experts.decide.settings import copies_overlap
     from vkmoe.placement.decide import decide
     from vkmoe.placement.forecast.advice import advice, alternatives
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question

@@ -23,7 +23,13 @@ from vkmoe.cpu.variants import variant
 from vkmoe.errors import NoDeviceError, OutOfMemoryError, UsageError
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.predict import remembered_by
-from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, host_pools
+from vkmoe.experts.decide.settings import (
+    CacheSettings,
+    PoolSpec,
+    cache_settings,
+    host_pools,
+    make_pools,
+)
 from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.slot_curves import known_curves
 from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan, ModelSpec, WeightBytes
@@ -40,7 +46,6 @@ from vkmoe.models.program_sizes import (
 from vkmoe.models.workspace import Workspace
 from vkmoe.modes import Cache, Resident
 from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.placement.cache_choice import cache_pools, cache_settings
 from vkmoe.placement.forecast.cost import Prediction, predict, token_bytes
 from vkmoe.placement.forecast.speeds import Machine, Speeds, machine_of
 from vkmoe.placement.memory import allocation, margin_for
@@ -251,7 +256,7 @@ def _decided(config: EngineConfig, given: _Given) -> Decision:
         plan=replace(best, lines=(*best.lines, *learning)),
         cpu=programs.cpu,
         link=link if link is not None and link.read_bytes_per_second else None,
-        pools=cache_pools(config, spec, best, spans),
+        pools=make_pools(best.expert_slots, spans, n_used, config.expert_allocation),
         host_pools=host_pools(best.host_slots, spans, n_used),
         overlaps=given.overlaps,
         cache_settings=settings,

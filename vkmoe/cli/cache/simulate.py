@@ -167,9 +167,8 @@ def _replay(
     config: EngineConfig,
     quiet: bool,
 ) -> Sweep:
-    from vkmoe.experts.decide.settings import MOST_LANDING
+    from vkmoe.experts.decide.settings import MOST_LANDING, copies_overlap
     from vkmoe.experts.study.replay import Transfers, Wanted, run_sweep
-    from vkmoe.placement.cache_choice import copies_overlap
 
     def settings(
         policy: PolicyName, n_slots: int, predictor: PredictorName | None
@@ -194,9 +193,9 @@ def _replay(
 
 def _settings_of(header: TraceHeader, config: EngineConfig, n_slots: int) -> CacheSettings:
     """Choose the settings of the engine's cache, by the engine's own rule."""
+    from vkmoe.experts.decide.settings import cache_settings, copies_overlap
     from vkmoe.facts import ExpertSpec, MemoryPlan
     from vkmoe.kv_types import both
-    from vkmoe.placement.cache_choice import cache_settings, copies_overlap
 
     plan = MemoryPlan(
         ctx_size=0,

@@ -1,23 +1,26 @@
 """Describes an expert cache as plain data: its slots, what was chosen for it, whether it suffices.
 
-Made from the config and the memory plan for the engine, from options for the simulator. Whether
-slots fit is decided by placement/experts.py.
+Made from the config and the memory plan, for the engine and for the simulator. Whether slots fit is
+decided by placement/experts.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vkmoe.choices import Executor, PolicyName, PredictorName, SlotSharing
-from vkmoe.config import Pins
-from vkmoe.facts import CacheSizing, SizingStatus
+from vkmoe.config import EngineConfig, Pins
+from vkmoe.errors import UsageError
+from vkmoe.facts import CacheSizing, ExpertSpec, MemoryPlan, SizingStatus
 
 __all__ = [
     "MOST_LANDING",
     "CacheSettings",
     "PoolSpec",
     "host_pools",
+    "cache_settings",
+    "copies_overlap",
     "make_pools",
     "recommended_slots",
     "size_cache",
@@ -64,9 +67,13 @@ def make_pools(
 ) -> tuple[PoolSpec, ...]:
     """Make pools of `slots[layer]` slots of `slot_bytes[layer]` bytes; layers without get none.
 
+    () where no layer has slots.
+
     "layer": each layer keeps its own. "global": layers whose experts have the same size share
     theirs, each with a floor of `n_used` slots, or an even share where there are fewer.
     """
+    if not slots:
+        return ()
     if allocation == "layer":
         sized = enumerate(zip(slots, slot_bytes, strict=True))
         return tuple(PoolSpec((layer,), n, 0, size) for layer, (n, size) in sized if n)
@@ -96,6 +103,103 @@ def _by_size(span_bytes: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
     """List the sizes of experts, in the order of the first layers, and the layers of each."""
     sizes = dict.fromkeys(span_bytes)
     return [(size, tuple(i for i, n in enumerate(span_bytes) if n == size)) for size in sizes]
+
+
+# ----- what was chosen for it -----
+
+
+def copies_overlap(config: EngineConfig, has_queue: bool) -> bool:
+    """Say whether experts are copied while tokens are computed: where there is a queue for it."""
+    return has_queue if config.expert_copies is None else config.expert_copies == "overlap"
+
+
+def cache_settings(
+    config: EngineConfig,
+    name: str,
+    experts: ExpertSpec | None,
+    plan: MemoryPlan,
+    overlaps: bool = False,
+) -> CacheSettings:
+    """Choose what decides about slots; `overlaps`: experts are copied beside tokens.
+
+    `name` is the model's, for messages. Without slots nothing is pinned, but guesses may serve a
+    small host pool. Raises UsageError for an id that the model does not have, for more residents
+    than slots, and for a --moe-warmpin that residents leave no slot.
+    """
+    settings = CacheSettings(config.expert_policy, config.expert_half_life)
+    if experts is None:
+        return settings
+    if unknown := [expert for expert in config.resident_ids if expert >= experts.n_experts]:
+        raise UsageError(
+            f"--expert-resident-ids names expert {unknown[0]}; "
+            f"{name} has {experts.n_experts} in each layer, from 0 to {experts.n_experts - 1}",
+            "leave that id out",
+        )
+    if not plan.mode.can_miss:
+        return settings
+    pins = _pins(config, experts.n_used, plan.expert_slots)
+    if not plan.mode.has_slots and not plan.host_slots:
+        return settings
+    if plan.mode.has_slots:
+        settings = replace(
+            settings,
+            pins=pins,
+            admission=config.expert_admission,
+            fills=plan.mode.by_cpu or plan.exchanges,
+            exchanges=plan.exchanges,
+        )
+    # A copy that begins between two tokens and overlaps one is there for the one after it.
+    lag = 2 if overlaps else 1
+    return replace(settings, predictor=config.predictor, executor=plan.executor, lag=lag)
+
+
+def _pins(config: EngineConfig, n_used: int, slots: Sequence[int]) -> tuple[Pins, ...]:
+    """Give the pins that were asked for their numbers, and check that there is room for them."""
+    smallest, n_resident, pins = min(slots, default=0), 0, []
+    if (residents := config.residents) is not None:
+        n_resident = residents.n or smallest
+        if n_resident > smallest:
+            raise _no_room(config, residents, smallest)
+        pins.append(replace(residents, n=n_resident))
+    if (warm := config.warm_pins) is not None:
+        if warm.n and slots:
+            _check_room_for_warm(config, n_resident, slots)
+        pins.append(replace(warm, n=warm.n or n_used))
+    return tuple(pins)
+
+
+def _check_room_for_warm(config: EngineConfig, n_resident: int, slots: Sequence[int]) -> None:
+    """Check that pins and residents take at most half of a layer's slots; of all, if shared."""
+    shared = config.expert_allocation == "global"
+    room = sum(slots) // 2 - n_resident * len(slots) if shared else max(slots) // 2 - n_resident
+    if room > 0:
+        return
+    kept = ""
+    if config.residents is not None:
+        verb = "is" if n_resident == 1 else "are"
+        kept = f", and {_experts(config.residents, n_resident)} {verb} kept"
+    raise UsageError(
+        f"--moe-warmpin {config.moe_warmpin} has no slots left: a layer has {max(slots)}, of which "
+        f"at most half are pinned{kept}",
+        "keep fewer experts, give more slots, or leave out --moe-warmpin",
+    )
+
+
+def _no_room(config: EngineConfig, residents: Pins, smallest: int) -> UsageError:
+    remedy = "there are no slots: leave that out"
+    if smallest:
+        remedy = f"keep at most {smallest}"
+    elif config.expert_cache is not None:
+        remedy = "there are no slots: give a larger --expert-cache"
+    return UsageError(
+        f"{_experts(residents, residents.n)} {'does' if residents.n == 1 else 'do'} not fit in the "
+        f"{smallest} slot{'' if smallest == 1 else 's'} of a layer",
+        remedy,
+    )
+
+
+def _experts(pins: Pins, n: int) -> str:
+    return f"the {n} expert{'' if n == 1 else 's'} of {pins.flag}"
 
 
 # ----- whether it is large enough -----

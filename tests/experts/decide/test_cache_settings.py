@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from tests.experts.pins import first_n, most_used, named, warm
+from tests.placement.invented_models import DENSE, N_USED, SPEC
 from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
 from vkmoe.errors import UsageError
-from vkmoe.experts.decide.settings import CacheSettings
+from vkmoe.experts.decide.settings import (
+    CacheSettings,
+    cache_settings,
+    copies_overlap,
+    make_pools,
+)
 from vkmoe.facts import MemoryPlan
 from vkmoe.kv_types import both
 from vkmoe.modes import AtHome, Cache, Resident
-from vkmoe.placement.cache_choice import cache_pools, cache_settings, copies_overlap
-
-from .invented_models import DENSE, N_USED, SPEC
 
 SPAN = 4096
 
@@ -86,7 +89,7 @@ def test_what_a_token_uses_is_pinned_where_tokens_do_not_tell_or_told_otherwise(
 def test_without_slots_nothing_is_pinned(plan: MemoryPlan) -> None:
     config = EngineConfig(expert_policy="lru", expert_half_life=9, moe_warmpin=2)
     assert settings_of(config, plan) == CacheSettings("lru", 9)
-    assert cache_pools(config, SPEC, plan, (SPAN,) * 3) == ()
+    assert make_pools(plan.expert_slots, (SPAN,) * 3, N_USED, "layer") == ()
 
 
 @pytest.mark.parametrize("selection", ["first_n", "frequency"])
@@ -114,7 +117,7 @@ def test_an_id_the_model_does_not_have_is_named(plan: MemoryPlan) -> None:
 def test_ids_of_a_model_without_experts_do_not_matter() -> None:
     config = EngineConfig(expert_resident_ids="500", expert_slots=3)
     assert cache_settings(config, DENSE.name, None, RESIDENT) == CacheSettings()
-    assert cache_pools(config, DENSE, RESIDENT, ()) == ()
+    assert make_pools(RESIDENT.expert_slots, (), 0, "layer") == ()
 
 
 @pytest.mark.parametrize(
@@ -179,11 +182,11 @@ def test_one_slot_leaves_nothing_to_pin_unless_it_is_shared() -> None:
 
 def test_layers_have_pools_of_their_own_or_share_those_of_their_size() -> None:
     plan, sizes = cached(5, 4, 4), (SPAN, 2 * SPAN, SPAN)
-    own = cache_pools(EngineConfig(), SPEC, plan, sizes)
+    own = make_pools(plan.expert_slots, sizes, N_USED, "layer")
     assert [(pool.layers, pool.capacity, pool.slot_bytes) for pool in own] == [
         ((0,), 5, SPAN), ((1,), 4, 2 * SPAN), ((2,), 4, SPAN)
     ]  # fmt: skip
-    shared = cache_pools(EngineConfig(expert_allocation="global"), SPEC, plan, sizes)
+    shared = make_pools(plan.expert_slots, sizes, N_USED, "global")
     assert [(pool.layers, pool.capacity, pool.slot_bytes) for pool in shared] == [
         ((0, 2), 9, SPAN), ((1,), 4, 2 * SPAN)
     ]  # fmt: skip
