@@ -31,7 +31,7 @@ from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.records.timing import RunTimes
 from vkmoe.experts.store.cache import ExpertCache
-from vkmoe.experts.store.tracker import ExpertTracker
+from vkmoe.experts.store.tracker import BudgetWatch, ExpertTracker
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
@@ -40,7 +40,7 @@ from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import KvCaches
 from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
-from vkmoe.placement.expert_memory import BudgetWatch, ExpertMemory
+from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds
 from vkmoe.placement.loader import load_weights
 from vkmoe.placement.mode_choice import ModeChoice, decide_with

@@ -214,7 +214,7 @@ class Crowded:
         monkeypatch.setattr(Device, "__init__", opened)
         monkeypatch.setattr(Device, "heaps", now)
         monkeypatch.setattr("vkmoe.gpu.arena.SLOT_CHUNK", 1 << 19)
-        monkeypatch.setattr("vkmoe.placement.expert_memory.WATCH_SECONDS", 0.0)
+        monkeypatch.setattr("vkmoe.experts.store.tracker.WATCH_SECONDS", 0.0)
 
 
 def walk(engine: Engine, crowded: Crowded | None = None) -> list[bytes]:

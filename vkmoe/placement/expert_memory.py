@@ -6,13 +6,12 @@ the threads that move bytes. Does not own the weights that stay where they are.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from time import monotonic
 
 import numpy as np
+from numpy.typing import NDArray
 
+from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import PoolResidency, Residency
@@ -23,78 +22,18 @@ from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
 from vkmoe.experts.store.slots import POISON, SlotManager
 from vkmoe.experts.store.tier import HostPool
 from vkmoe.experts.store.tracker import ExpertTracker
-from vkmoe.gpu.arena import Arena
-from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors
+from vkmoe.gpu.arena import Arena, Placement
+from vkmoe.gpu.device import Device, Intent, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
-from vkmoe.modes import Cache, ExpertMode
 from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.loader import LoadedWeights
 from vkmoe.weights.span_reader import FileReads, StagedUploads
 
-__all__ = ["BudgetWatch", "ExpertMemory"]
+__all__ = ["ExpertMemory"]
 
-log = logging.getLogger("vkmoe")
 MOVED_SHARE = 8  # of the layers, each of which moves one expert with a token
-WATCH_SECONDS = 1.0  # between two looks at the budget, each of which asks the driver
-
-
-def _hybrid_ways(wait: bool, overlap: Overlap | None, span_bytes: Sequence[int]) -> CacheWays:
-    """Say how copies are made where the CPU computes what has no slot.
-
-    Nothing waits for them, and what a token moves may not depend on how long any took.
-    """
-    n_bytes = max(1, len(span_bytes) // MOVED_SHARE) * max(span_bytes)
-    return CacheWays(wait, overlap=overlap, punctual=True, fixed_bytes=n_bytes)
-
-
-class BudgetWatch:
-    """Gives slots back where other programs take so much of a GPU's memory that ours is too much.
-
-    Beyond its budget (VK_EXT_memory_budget) a driver moves what it likes to host memory, or refuses
-    more. Does nothing where the driver tells no budget, or where the memory is the host's.
-    """
-
-    def __init__(self, device: Device, tracker: ExpertTracker, mode: ExpertMode) -> None:
-        self._device, self._tracker = device, tracker
-        # Which experts are the CPU's may not depend on other programs.
-        self._gives = isinstance(mode, Cache)
-        info = device.info
-        self._heap = info.memory_types[memory_type_candidates(info, "device")[0]].heap
-        heap = info.heaps[self._heap]
-        self._watches = info.is_vulkan and not info.is_uma and bool(heap.budget)
-        self._next_look = monotonic()
-        self._was_over = self._warned = False
-
-    def look(self) -> None:
-        """Look at the budget, if that was not done of late. To be called between runs."""
-        if not self._watches or monotonic() < self._next_look:
-            return
-        self._next_look = monotonic() + WATCH_SECONDS
-        heap = self._device.heaps()[self._heap]
-        n_over = (heap.usage or 0) - (heap.budget or 0)
-        was_over, self._was_over = self._was_over, n_over > 0 and bool(heap.usage and heap.budget)
-        if not (was_over and self._was_over):  # once may be for a moment
-            return
-        n_slots = n_freed = 0
-        if self._gives:
-            n_slots, n_freed = self._tracker.give_back(n_over)
-        if n_freed:
-            log.log(
-                logging.INFO if self._warned else logging.WARNING,
-                "other programs need the GPU's memory: %.0f MiB were given back, %d experts fewer "
-                "have a slot",
-                n_freed / 2**20,
-                n_slots,
-            )
-        elif not self._warned:
-            log.warning(
-                "other programs need the GPU's memory, of which %.0f MiB too much are in use: "
-                "expect to be slowed down; close them, or start again",
-                n_over / 2**20,
-            )
-        self._warned = True
 
 
 class ExpertMemory(Closing):
@@ -109,20 +48,19 @@ class ExpertMemory(Closing):
         plan = decision.plan
         with ExitStack() as cleanup:
             enter, pools = cleanup.enter_context, decision.host_pools
+
+            def places(intent: Intent, name: BufferName) -> list[Placement]:
+                layout = plan.layout(name)
+                arena = enter(closing(Arena(device, intent, name, layout)))
+                return [
+                    arena.place(run.span_bytes) for run in layout.runs for _ in range(run.n_spans)
+                ]
+
             self.slots = enter(SlotManager(device, decision.pools, checks, plan.landing_slots))
             self._host_slots = enter(SlotManager(device, pools, checks, intent="host"))
-            layout = plan.layout("gathered experts")
-            arena = enter(closing(Arena(device, "device", "gathered experts", layout)))
-            sizes = [run.span_bytes for run in layout.runs for _ in range(run.n_spans)]
-            self._scratch = [arena.place(n_bytes) for n_bytes in sizes]
-            self._scratch_ranges = tuple(memory_range(x.address, x.size) for x in arena.chunks)
-            layout = plan.layout("staged experts")
-            arena = enter(closing(Arena(device, "host", "staged experts", layout)))
-            sizes = [run.span_bytes for run in layout.runs for _ in range(run.n_spans)]
-            self._staging = [arena.place(n_bytes) for n_bytes in sizes]
-            layout = plan.layout("brought experts")
-            arena = enter(closing(Arena(device, "device", "brought experts", layout)))
-            self._brought = [arena.place(run.span_bytes) for run in layout.runs]
+            self._scratch = places("device", "gathered experts")
+            self._staging = places("host", "staged experts")
+            self._brought = places("device", "brought experts")
             self._poison_brought()
             self._threads = enter(ExitStack())
             self._cleanup = cleanup.pop_all()
@@ -140,33 +78,40 @@ class ExpertMemory(Closing):
         many bytes as the link allows. Raises GpuErrors, ModelFileError.
         """
         decision, weights, table = self._decision, loaded.weights, loaded.table
-        space = KeySpace(len(weights.moe_layers), table.entries.shape[1])
+        spans, numbers = np.array(weights.span_bytes, np.int64), weights.moe_layers
+        space = KeySpace(len(numbers), table.entries.shape[1])
         counts, tokens = seed if seed is not None else (None, None)
         known = TokenTable.of(space, tokens) if tokens is not None else None
         residency = Residency(space, decision.pools, decision.cache_settings, counts, known)
-        overlaps = decision.overlaps
-        cache = budget = overlap = None
-        if overlaps and decision.pools:
-            budget = CopyBudget(decision.link, max(pool.slot_bytes for pool in decision.pools))
-            by_host = decision.plan.mode.by_cpu
-            overlap = Overlap(by_host or self._device.native.has_common_clock)
+        cache = None
         if decision.pools or decision.host_pools:
             memory = CacheMemory(table, self.slots, loaded.homes, weights.span_bytes, self._scratch)
-            ways = CacheWays(not overlaps, budget, overlap)
-            if decision.plan.mode.by_cpu:
-                ways = _hybrid_ways(not overlaps, overlap, weights.span_bytes)
-            pool = self._pool(loaded, residency)
-            uploads = self._uploads(overlaps, loaded)
+            ways, uploads = self._ways(spans), self._uploads(loaded)
             on_cpu = loaded.cpu.table if loaded.cpu is not None else None
+            pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, uploads, ways, pool, on_cpu)
             cache.start(loaded.fill)
         table.publish()
-        numbers, mode = weights.moe_layers, decision.plan.mode
-        resident = np.full(len(numbers), not mode.can_miss)
+        resident = np.full(len(numbers), not decision.plan.mode.can_miss)
         resident[: decision.plan.cpu_layers] = False
-        none = np.zeros(len(numbers), np.int64)
-        absent = np.where(resident, 0, weights.span_bytes) if cache is None and numbers else none
+        absent = np.where(resident, 0, spans)
         return ExpertTracker(numbers, table, residency, cache, resident, self._checks, absent)
+
+    def _ways(self, spans: NDArray[np.int64]) -> CacheWays:
+        """Say how copies are made.
+
+        Where the CPU computes what has no slot nothing waits for them, and what a token moves may
+        not depend on how long any took.
+        """
+        decision, by_cpu = self._decision, self._decision.plan.mode.by_cpu
+        budget = overlap = None
+        if decision.overlaps and decision.pools:
+            budget = CopyBudget(decision.link, max(pool.slot_bytes for pool in decision.pools))
+            overlap = Overlap(by_cpu or self._device.native.has_common_clock)
+        if not by_cpu:
+            return CacheWays(not decision.overlaps, budget, overlap)
+        n_bytes = max(1, len(spans) // MOVED_SHARE) * int(spans.max())
+        return CacheWays(not decision.overlaps, None, overlap, punctual=True, fixed_bytes=n_bytes)
 
     def stop(self) -> None:
         """End the threads. To be called before the device finishes; may be called twice."""
@@ -182,16 +127,18 @@ class ExpertMemory(Closing):
 
     def _landing_ranges(self, layer: int) -> tuple[Range, ...]:
         """List the memory into which experts of a MoE layer can be stored by its kernels."""
-        return (*self.slots.ranges(layer), *self._scratch_ranges)
+        scratch = (memory_range(x.buffer.address, x.buffer.size) for x in self._scratch)
+        return (*self.slots.ranges(layer), *dict.fromkeys(scratch))
 
     def _brought_places(self, loaded: LoadedWeights) -> BroughtPlaces | None:
         """Describe where experts of prompts are brought to; None: they are read where they are."""
+        if not self._brought:
+            return None
         plan, n_experts = self._decision.plan, loaded.table.entries.shape[1]
-        for place, run in zip(self._brought, plan.layout("brought experts").runs, strict=True):
-            place_bytes = run.span_bytes // (N_HALVES * plan.brought_places)
-            assert place_bytes >= max(loaded.weights.span_bytes), (run, plan.brought_places)
-            return BroughtPlaces(place.address, place_bytes, plan.brought_places, n_experts)
-        return None
+        (place,), (run,) = self._brought, plan.layout("brought experts").runs
+        place_bytes = run.span_bytes // (N_HALVES * plan.brought_places)
+        assert place_bytes >= max(loaded.weights.span_bytes), (run, plan.brought_places)
+        return BroughtPlaces(place.address, place_bytes, plan.brought_places, n_experts)
 
     def _poison_brought(self) -> None:
         """Fill the places that experts will be brought to, with `checks`."""
@@ -204,11 +151,11 @@ class ExpertMemory(Closing):
         with translate_errors("clearing the places of brought experts"):
             self._device.native.submit(recorder.finish()).wait()
 
-    def _uploads(self, overlaps: bool, loaded: LoadedWeights) -> Uploader:
+    def _uploads(self, loaded: LoadedWeights) -> Uploader:
         uploads: Uploader = Uploads(self._device)
         if self._staging and loaded.reader is not None:
             uploads = StagedUploads(FileReads(loaded.reader), uploads, self._staging)
-        if not overlaps:
+        if not self._decision.overlaps:
             return uploads
         return self._threads.enter_context(Prefetcher(uploads, "copies to the GPU"))
 

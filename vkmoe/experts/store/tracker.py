@@ -1,12 +1,14 @@
 """Does what the host has to do about experts round the submits of a run, and counts their uses.
 
-That is done also where nothing moves. What moves, and how, is the subject of cache.py.
+That is done also where nothing moves. What moves, and how, is the subject of cache.py. Also gives
+slots back where other programs need a GPU's memory.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +21,13 @@ from vkmoe.experts.records.timing import Totals
 from vkmoe.experts.records.watch import ExpertWatch
 from vkmoe.experts.store.cache import ExpertCache, count_misses
 from vkmoe.experts.store.table import ExpertTable
+from vkmoe.gpu.device import Device, memory_type_candidates
+from vkmoe.modes import Cache, ExpertMode
 
-__all__ = ["ExpertTracker"]
+__all__ = ["BudgetWatch", "ExpertTracker"]
+
+log = logging.getLogger("vkmoe")
+WATCH_SECONDS = 1.0  # between two looks at the budget, each of which asks the driver
 
 
 class ExpertTracker:
@@ -209,3 +216,48 @@ class ExpertTracker:
     def _note_pins(self) -> None:
         if self.residency.warm_at == self.residency.n_tokens:
             self.profiler.mark_warm()
+
+
+class BudgetWatch:
+    """Gives slots back where other programs take so much of a GPU's memory that ours is too much.
+
+    Beyond its budget (VK_EXT_memory_budget) a driver moves what it likes to host memory, or refuses
+    more. Does nothing where the driver tells no budget, or where the memory is the host's.
+    """
+
+    def __init__(self, device: Device, tracker: ExpertTracker, mode: ExpertMode) -> None:
+        self._device, self._tracker = device, tracker
+        # Which experts are the CPU's may not depend on other programs.
+        self._gives = isinstance(mode, Cache)
+        info = device.info
+        self._heap = info.memory_types[memory_type_candidates(info, "device")[0]].heap
+        self._watches = info.is_vulkan and not info.is_uma and bool(info.heaps[self._heap].budget)
+        self._next_look = monotonic()
+        self._was_over = self._warned = False
+
+    def look(self) -> None:
+        """Look at the budget, if that was not done of late. To be called between runs."""
+        if not self._watches or monotonic() < self._next_look:
+            return
+        self._next_look = monotonic() + WATCH_SECONDS
+        heap = self._device.heaps()[self._heap]
+        n_over = heap.usage - heap.budget if heap.usage and heap.budget else 0
+        was_over, self._was_over = self._was_over, n_over > 0
+        if n_over <= 0 or not was_over:  # once may be for a moment
+            return
+        n_slots, n_freed = self._tracker.give_back(n_over) if self._gives else (0, 0)
+        if n_freed:
+            log.log(
+                logging.INFO if self._warned else logging.WARNING,
+                "other programs need the GPU's memory: %.0f MiB were given back, %d experts fewer "
+                "have a slot",
+                n_freed / 2**20,
+                n_slots,
+            )
+        elif not self._warned:
+            log.warning(
+                "other programs need the GPU's memory, of which %.0f MiB too much are in use: "
+                "expect to be slowed down; close them, or start again",
+                n_over / 2**20,
+            )
+        self._warned = True
