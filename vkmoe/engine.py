@@ -42,9 +42,9 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds
-from vkmoe.placement.loader import load_weights
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
 from vkmoe.remembered import tuning_for
+from vkmoe.weights.loader import load_weights
 from vkmoe.weights.placer import Progress
 
 __all__ = ["Engine"]
@@ -164,7 +164,9 @@ class Engine(Closing):
         kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
         self._caches = enter(KvCaches(self.device, plan.layout("KV cache"), kinds, plan.n_regions))
         memory = enter(ExpertMemory(self.device, decision, checks))
-        loaded = enter(load_weights(self.device, self.model, decision, progress, self.cpu))
+        too_large = plan.total("file") > available_bytes()
+        loading = load_weights(self.device, self.model, plan, progress, self.cpu, too_large)
+        loaded = enter(loading)
         self._stop_before_freeing(memory)
         self._table = loaded.table
         self._experts = memory.follow(loaded, seed)

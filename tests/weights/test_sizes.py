@@ -26,9 +26,9 @@ from vkmoe.models import open_model, read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.modes import Resident
 from vkmoe.placement.decide import decide
-from vkmoe.placement.loader import load_weights
 from vkmoe.quants import TYPES, device_row_bytes, lay_out
 from vkmoe.weights import sizes as subject
+from vkmoe.weights.loader import load_weights
 from vkmoe.weights.sizes import (
     CONVERTING_BYTES,
     N_THREADS,
@@ -101,7 +101,8 @@ def test_the_loader_places_the_trunk_piece_by_piece_as_planned(
         else model_path(name)
     )
     with open_model(path) as file:
-        load_weights(device, file, decide(EngineConfig(ctx_size=16), file, device.info)).close()
+        made = decide(EngineConfig(ctx_size=16), file, device.info)
+        load_weights(device, file, made.plan).close()
     *pieces, rope = placed
     assert tuple(pieces) == weight_bytes(file.tensors).pieces
     assert rope == rounded(16 * file.spec.ropes[0].dim * 4)
@@ -120,7 +121,7 @@ def test_an_expert_s_span_is_gate_up_down() -> None:
 
 def test_deciding_does_not_load_the_loader() -> None:
     """`vkmoe info` plans and loads nothing."""
-    code = "import sys, vkmoe.placement.plan; print('vkmoe.placement.loader' in sys.modules)"
+    code = "import sys, vkmoe.placement.plan; print('vkmoe.weights.loader' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

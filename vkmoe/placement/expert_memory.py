@@ -28,7 +28,7 @@ from vkmoe.gpu.program import Range, memory_range
 from vkmoe.models.weights import ModelWeights, with_slots
 from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
 from vkmoe.placement.decide import Decision
-from vkmoe.placement.loader import LoadedWeights
+from vkmoe.weights.loader import LoadedWeights
 from vkmoe.weights.span_reader import FileReads, StagedUploads
 
 __all__ = ["ExpertMemory"]

@@ -16,7 +16,7 @@ from functools import partial
 from vkmoe.choices import BufferName
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.experts.store.table import N_VERSIONS, TableShape
+from vkmoe.experts.store.table import N_VERSIONS, table_shape
 from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.facts import (
     Allocation,
@@ -51,7 +51,7 @@ from vkmoe.placement.memory import (
 from vkmoe.placement.pools import PoolRoom
 from vkmoe.weights.sizes import CONVERTING_BYTES, growth_words
 
-__all__ = ["plans", "table_shape"]
+__all__ = ["plans"]
 
 
 def plans(
@@ -225,7 +225,7 @@ class _Planner:
         ) -> Allocation:
             return allocation(device, item, intent, reason, name, [ArenaLayout(buffers)])
 
-        table_bytes = table_shape(self.spec, self.weights).n_bytes
+        table_bytes = table_shape(self.spec).n_bytes
         lanes = [] if is_mapped(device, "device") else [STAGING_BYTES] * N_LANES  # of the loader
         lanes += [] if is_mapped(device, "bar") else [table_bytes] * N_LANES
         asked = "as --ubatch-size" if self.config.ubatch_size else "--ubatch-size changes it"
@@ -258,13 +258,3 @@ def _hint(config: EngineConfig, largest: BufferName | None) -> str:
         return "lower --ubatch-size" if largest == "tensors" else "choose a smaller model"
     less = "lower --ctx-size or --parallel" if config.parallel > 1 else "lower --ctx-size"
     return less if config.cache_type_k == "q8_0" else f"{less}, or try --cache-type-k q8_0"
-
-
-def table_shape(spec: ModelSpec, weights: WeightBytes) -> TableShape:
-    """Find the shape of the expert table, with its entries to land in.
-
-    A dense model has one entry.
-    """
-    if spec.experts is None:
-        return TableShape(1, 1, 0)
-    return TableShape(max(1, len(weights.spans)), spec.experts.n_experts, spec.experts.n_used)

@@ -1,1 +1,1 @@
-"""Counts the bytes of weights as kernels read them, and reads them from the file into memory."""
+"""Counts the bytes of weights as kernels read them, and brings them from the file to memory."""

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.experts.decide.keys import Keys
+from vkmoe.facts import ModelSpec
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 
-__all__ = ["AT_HOME", "NOWHERE", "N_VERSIONS", "ExpertTable", "TableShape"]
+__all__ = ["AT_HOME", "NOWHERE", "N_VERSIONS", "ExpertTable", "TableShape", "table_shape"]
 
 N_VERSIONS = 2  # in memory at a time; the code below is written for two
 AT_HOME = 1  # in an entry: the span is at its home, behind the link; addresses leave bits 0-7 free
@@ -38,6 +39,13 @@ class TableShape(NamedTuple):
     def n_bytes(self) -> int:
         """Count the bytes of one version."""
         return 8 * self.n_layers * (self.n_experts + self.n_landing)
+
+
+def table_shape(spec: ModelSpec) -> TableShape:
+    """Find the shape of a model's table, with its entries to land in; a dense one has one entry."""
+    if spec.experts is None:
+        return TableShape(1, 1, 0)
+    return TableShape(len(spec.moe_layers), spec.experts.n_experts, spec.experts.n_used)
 
 
 class ExpertTable(Closing):

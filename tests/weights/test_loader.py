@@ -24,7 +24,7 @@ from vkmoe.gguf_file import GgufFile
 from vkmoe.gpu.device import Device
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.decide import Decision, decide
-from vkmoe.placement.loader import LoadedWeights, load_weights
+from vkmoe.weights.loader import LoadedWeights, load_weights
 from vkmoe.weights.placer import Progress
 
 POOL_BYTES = 200_000  # of 16 experts of 24,576 bytes: some
@@ -39,7 +39,7 @@ class Opened(NamedTuple):
     whole: Decision
 
     def load(self, decision: Decision, progress: Progress | None = None) -> LoadedWeights:
-        return load_weights(self.device, self.model, decision, progress)
+        return load_weights(self.device, self.model, decision.plan, progress)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,260 @@
+"""Puts a model's weights into GPU memory, in the layout kernels read, and says where they lie.
+
+Owns the arenas of the weights, the order in which they are filled, and how a file's rows get there:
+several threads lay them out or convert them (NumPy does both without the GIL), and the file's pages
+are dropped behind them. How large the weights are is the subject of sizes.py. Where the host pool
+does not hold all experts, these are not loaded with the other weights: whatever manages the pool
+owns their slots, and fills them with `LoadedWeights.fill`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vkmoe.choices import BufferName
+from vkmoe.closing import Closing
+from vkmoe.cpu.device import CpuDevice
+from vkmoe.cpu.host_memory import available_bytes
+from vkmoe.experts.store.copies import Copy
+from vkmoe.experts.store.table import ExpertTable, table_shape
+from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
+from vkmoe.gpu.device import Device, Intent
+from vkmoe.gpu.program import Range, memory_range
+from vkmoe.models import ModelFile
+from vkmoe.models.rope import rope_table
+from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
+from vkmoe.models.weights import (
+    AttentionWeights,
+    Block,
+    CpuWeights,
+    FeedForwardWeights,
+    LatentWeights,
+    LayerWeights,
+    ModelWeights,
+)
+from vkmoe.modes import Hybrid
+from vkmoe.ops.experts import DESCRIPTOR_BYTES
+from vkmoe.weights.mapped import mapped_bytes, spans_in_file
+from vkmoe.weights.placer import MappedPlacer, Placer, Progress, Progressing
+from vkmoe.weights.sizes import N_THREADS, conversion_line, conversions, weight_bytes
+from vkmoe.weights.span_reader import FileReads, SpanReader
+
+__all__ = ["LoadedWeights", "load_weights"]
+
+log = logging.getLogger("vkmoe")
+
+
+@dataclass(frozen=True)
+class LoadedWeights(Closing):
+    """Holds the weights and what owns their memory.
+
+    With a `reader`, not all experts are in memory of the device's or the host's own: no address is
+    in the table (all are 0), no `expert_ranges` are in the weights, and there are no homes.
+    """
+
+    weights: ModelWeights
+    table: ExpertTable
+    homes: list[list[Placement]]  # of the routed experts [n MoE layers][n_experts]; [] with reader
+    progress: Progressing
+    reader: SpanReader | None
+    cpu: CpuWeights | None  # of the experts that the CPU computes; None: none
+    memory: ExitStack
+
+    def fill(self, reads: Sequence[Copy]) -> None:
+        """Read experts (by number) into slots of the host pool, by several threads.
+
+        A part of loading: the progress goes on. Must hold: there is a reader. Raises
+        ModelFileError.
+        """
+        assert self.reader is not None, "all experts are in host memory"
+        files = FileReads(self.reader)
+        threads = ThreadPoolExecutor(N_THREADS, "load")
+        try:
+            in_order = sorted(reads, key=itemgetter(0))
+            done = threads.map(lambda read: files.start([read]), in_order)
+            for read, _ in zip(in_order, done, strict=True):
+                self.progress.add(read[2])
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """Free all; may be called twice."""
+        self.memory.close()
+
+
+def load_weights(
+    device: Device,
+    model: ModelFile,
+    plan: MemoryPlan,
+    progress: Progress | None = None,
+    cpu: CpuDevice | None = None,
+    too_large: bool = False,
+) -> LoadedWeights:
+    """Place and copy all weights; the table leads to the experts' homes, and is not published.
+
+    With a host pool smaller than the model, all but the experts. Where the plan has the CPU compute
+    some, `cpu` reads these where the file is mapped, and the table has none of them. What is mapped
+    is read ahead, unless it is `too_large` for the memory there is. Raises GpuErrors such as
+    OutOfMemoryError, and ModelFileError if the file was replaced meanwhile, with all freed. Logs
+    what will be converted.
+    """
+    file, few = model.file, plan.host_slots != ()
+    if line := conversion_line(conversions(model.tensors), plan):
+        log.info("%s", line)
+    progressing = Progressing(_bytes_to_place(device.info, model, plan), progress)
+
+    def placer(on: Device, trunk: Arena) -> Placer:
+        if on.info.layout == "planes":
+            return Placer(file, on, trunk, progressing)
+        return MappedPlacer(file, on, trunk, progressing, too_large)
+
+    with ExitStack() as memory:  # kept unless something fails
+        enter, shape, by_cpu = memory.enter_context, table_shape(model.spec), None
+
+        def arena(intent: Intent, name: BufferName) -> Arena:
+            return enter(closing(Arena(device, intent, name, plan.layout(name))))
+
+        trunk, on_host = arena("device", "weights"), arena("host", "host weights")
+        homes = arena("host" if plan.mode.can_miss else "device", "experts")
+        table = enter(ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing))
+        reads = few or isinstance(plan.mode, Hybrid)
+        reader = enter(SpanReader(file, model.tensors)) if reads else None
+        with placer(device, trunk) as main, ExitStack() as beside:
+            if cpu is not None:
+                spans = [DESCRIPTOR_BYTES] * (plan.cpu_layers * shape.n_experts)
+                layout = lay_out_spans(cpu.info, spans)
+                parts = enter(closing(Arena(cpu, "host", "experts", layout)))
+                found = enter(ExpertTable(cpu, shape.n_layers, shape.n_experts))
+                by_cpu = _Experts(beside.enter_context(placer(cpu, parts)), parts, found)
+            experts = None if few else _Experts(main, homes, table)
+            loader = _Loader(main, on_host, plan, experts, by_cpu)
+            weights = loader.load(model.spec, model.tensors, table.range)
+        if reader is not None and few:
+            reader.drop_pages()
+        of_cpu, kept = loader.cpu_weights(), memory.pop_all()
+    return LoadedWeights(weights, table, loader.homes, progressing, reader, of_cpu, kept)
+
+
+def _bytes_to_place(device: DeviceInfo, model: ModelFile, plan: MemoryPlan) -> int:
+    """Count the bytes of all that is placed on a device, or found in the file."""
+    tensors, n_cpu = model.tensors, plan.cpu_layers
+    if device.layout == "file":
+        sizes = mapped_bytes(tensors)
+        return sizes.mapped + sizes.copied
+    sizes = weight_bytes(tensors)
+    if plan.host_slots:
+        pools = zip(plan.host_slots, dict.fromkeys(sizes.spans), strict=True)
+        return sizes.trunk + sum(n_slots * size for n_slots, size in pools)
+    by_cpu = sum(sum(span) for span in spans_in_file(tensors)[:n_cpu])
+    others = zip(tensors.expert_layers, sizes.spans, strict=True)
+    on_device = [block.n_experts * size for block, size in others][n_cpu:]
+    return sizes.trunk + by_cpu + sum(on_device)
+
+
+class _Experts(NamedTuple):
+    """Says by what experts are placed, where, and which table leads to them."""
+
+    placer: Placer
+    arena: Arena
+    table: ExpertTable
+
+    def place(self, layer: int, experts: FeedForwardTensors) -> tuple[Block, list[Placement]]:
+        """Place the experts of a MoE layer."""
+        spans, shape = self.placer.spans(experts, self.arena), self.placer.shape(experts)
+        for expert, span in enumerate(spans):
+            self.table.set(layer, expert, span.address)
+        return Block(shape, ranges=_merged(spans, shape.span_bytes)), spans
+
+
+class _Loader:
+    """Places the tensors of a model in the order of `ModelTensors.trunk`."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        on_host: Arena,
+        plan: MemoryPlan,
+        experts: _Experts | None,
+        by_cpu: _Experts | None,
+    ) -> None:
+        """Begin with nothing placed; without a place for `experts` they stay in the file."""
+        self._placer, self._on_host, self._plan = placer, on_host, plan
+        self._experts, self._by_cpu = experts, by_cpu
+        self.homes: list[list[Placement]] = []
+        self._cpu_blocks: dict[int, Block] = {}
+
+    def load(self, spec: ModelSpec, tensors: ModelTensors, table: Range) -> ModelWeights:
+        """Place all that the plan has no other place for."""
+        placer, on_device = self._placer, self._placer.trunk
+        embeddings = placer.matrix(tensors.embeddings)
+        tied = tensors.output is tensors.embeddings
+        parts = []
+        for index, layer in enumerate(tensors.layers):
+            in_host = index >= spec.n_layers - self._plan.host_layers
+            placer.trunk = self._on_host if in_host else on_device
+            parts.append((*self._parts(layer), in_host))
+        placer.trunk = on_device
+        output_gain = placer.vector(tensors.output_gain)
+        output = embeddings if tied else placer.matrix(tensors.output)
+        ropes = {
+            rope: placer.place(rope_table(rope, self._plan.ctx_size).view(np.uint8).reshape(-1))
+            for rope in spec.ropes
+        }
+        layers = tuple(
+            LayerWeights(mixer, feed_forward, ropes[layer.mixer.rope], in_host)
+            for (mixer, feed_forward, in_host), layer in zip(parts, spec.layers, strict=True)
+        )
+        return ModelWeights(embeddings, output_gain, output, layers, table)
+
+    def cpu_weights(self) -> CpuWeights | None:
+        """Return the experts that the CPU computes, if it computes any."""
+        if self._by_cpu is None:
+            return None
+        self._by_cpu.table.publish()
+        return CpuWeights(self._cpu_blocks, self._by_cpu.table)
+
+    def _parts(
+        self, layer: LayerTensors
+    ) -> tuple[AttentionWeights | LatentWeights, FeedForwardWeights]:
+        place = self._expert_block if layer.has_experts else self._placer.block
+        block = place(layer.block)
+        mixer = layer.mixer_weights(**self._placed(layer.mixer))
+        return mixer, FeedForwardWeights(block=block, **self._placed(layer.feed_forward))
+
+    def _expert_block(self, experts: FeedForwardTensors) -> Block:
+        """Place the homes of a layer's experts, or find them for the CPU; or leave them."""
+        shape, layer = self._placer.shape(experts), len(self.homes)
+        if self._by_cpu is not None and layer < self._plan.cpu_layers:
+            block, _ = self._by_cpu.place(layer, experts)
+            self._cpu_blocks[layer] = replace(block, on_cpu=True)
+            self.homes.append([])
+            return Block(shape, on_cpu=True)
+        if self._experts is None:
+            return Block(shape)
+        block, spans = self._experts.place(layer, experts)
+        self.homes.append(spans)
+        return block
+
+    def _placed(self, tensors: Mapping[str, TrunkTensor]) -> dict[str, Any]:
+        """Place what a table declares; each kind of tensor becomes its kind of weights."""
+        return {field: self._placer.weights(tensor) for field, tensor in tensors.items()}
+
+
+def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:
+    """Merge neighbouring spans to one range each."""
+    merged: list[Range] = []
+    for span in sorted(spans, key=lambda item: item.address):
+        if merged and merged[-1].end == span.address:
+            merged[-1] = Range(merged[-1].resource, merged[-1].start, span.address + span_bytes)
+        else:
+            merged.append(memory_range(span.address, span_bytes))
+    return tuple(merged)
