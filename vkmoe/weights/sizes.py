@@ -9,10 +9,9 @@ which, and how, is the subject of quants/convert.py.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -105,48 +104,37 @@ def trace_header(spec: ModelSpec, tensors: ModelTensors) -> TraceHeader:
 
 def conversions(tensors: ModelTensors) -> tuple[Conversion, ...]:
     """Find all tensors that will change their type, added up by kind and sorted by it."""
-    kinds: dict[tuple[str, str, bool], Conversion] = {}
-    for item in _matrices(tensors):
-        kind = item.file_type, item.loaded_type, item.of_experts
-        if item.loaded_type != item.file_type:
-            kinds[kind] = _sum(kinds[kind], item) if kind in kinds else item
-    return tuple(kinds[kind] for kind in sorted(kinds))
+    found: defaultdict[tuple[str, str, bool], Counter[str]] = defaultdict(Counter)
+    for kind, n_tensors, n_rows, n_columns in _matrices(tensors):
+        file_type, loaded, _ = kind
+        block, n_weights = TYPES[file_type], n_rows * n_columns
+        if loaded != file_type:
+            found[kind].update(
+                n_tensors=n_tensors,
+                n_weights=n_weights,
+                file_bytes=n_weights // block.block_weights * block.block_bytes,
+                loaded_bytes=n_rows * device_row_bytes(loaded, n_columns),
+            )
+    return tuple(
+        Conversion(before, after, of_experts, **counts)
+        for (before, after, of_experts), counts in sorted(found.items())
+    )
 
 
-def _matrices(tensors: ModelTensors) -> Iterator[Conversion]:
-    """Describe what becomes of each matrix of a model."""
+def _matrices(tensors: ModelTensors) -> Iterator[tuple[tuple[str, str, bool], int, int, int]]:
+    """Yield each matrix of a model: type in the file and loaded, whether it is of routed experts;
+    tensors, rows, columns."""
     blocks = [(block, True) for block in tensors.expert_layers]
     for tensor in tensors.trunk:
         if isinstance(tensor, FeedForwardTensors):
             blocks.append((tensor, False))
         elif isinstance(tensor, FileMatrix):
-            types = tensor.tensor.type, tensor.type
-            yield _conversion(*types, False, 1, tensor.n_rows, tensor.n_columns)
+            yield (tensor.tensor.type, tensor.type, False), 1, tensor.n_rows, tensor.n_columns
     for block, of_experts in blocks:
         for matrix in block.matrices:
-            types, n_tensors = (matrix.type, loaded_type(matrix.type)), len(matrix.parts)
+            kind = matrix.type, loaded_type(matrix.type), of_experts
             n_rows = matrix.n_experts * matrix.n_rows
-            yield _conversion(*types, of_experts, n_tensors, n_rows, matrix.n_columns)
-
-
-def _conversion(
-    file_type: str, kind: str, of_experts: bool, n_tensors: int, n_rows: int, n_columns: int
-) -> Conversion:
-    block, n_weights = TYPES[file_type], n_rows * n_columns
-    file_bytes = n_weights // block.block_weights * block.block_bytes
-    loaded_bytes = n_rows * device_row_bytes(kind, n_columns)
-    return Conversion(file_type, kind, of_experts, n_tensors, n_weights, file_bytes, loaded_bytes)
-
-
-def _sum(one: Conversion, other: Conversion) -> Conversion:
-    """Add up conversions of one kind."""
-    return replace(
-        one,
-        n_tensors=one.n_tensors + other.n_tensors,
-        n_weights=one.n_weights + other.n_weights,
-        file_bytes=one.file_bytes + other.file_bytes,
-        loaded_bytes=one.loaded_bytes + other.loaded_bytes,
-    )
+            yield kind, len(matrix.parts), n_rows, matrix.n_columns
 
 
 def growth_words(found: Sequence[Conversion]) -> str:

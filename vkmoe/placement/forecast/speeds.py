@@ -7,7 +7,7 @@ measured here (placement/forecast/measured.py does that).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from types import MappingProxyType
 from typing import NamedTuple
@@ -99,10 +99,9 @@ class Machine:
 def machine_of(device: DeviceInfo, speeds: Speeds, host_bytes: int) -> Machine:
     """Describe a machine; speeds that are not known are those that are typical of the device."""
     typical = TYPICAL[device.type]
-    known = {item.name: getattr(speeds, item.name) for item in fields(speeds)}
-    if not (device.is_vulkan and device.is_cpu) and device.is_uma:
-        known["device"] = known["device"] or known["host"]
-    found = {name: x or getattr(typical.speeds, name) for name, x in known.items()}
+    if device.is_uma and not (device.is_vulkan and device.is_cpu):
+        speeds = replace(speeds, device=speeds.device or speeds.host)
+    found = {name: x or getattr(typical.speeds, name) for name, x in vars(speeds).items()}
     # Kernels do over the link what they do in the device's memory: they cannot be faster there.
     found["link"] = found["device"] if device.is_uma else min(found["link"], found["device"])
     found["copy"] = found["copy"] or found["link"]
