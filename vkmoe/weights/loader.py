@@ -22,7 +22,6 @@ import numpy as np
 from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
 from vkmoe.cpu.device import CpuDevice
-from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.table import ExpertTable, table_shape
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
