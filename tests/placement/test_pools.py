@@ -256,6 +256,8 @@ def test_where_all_experts_are_on_the_card_a_pool_changes_nothing_and_says_so() 
     made, plain = planned(ROOMY, host_pool="2GiB"), planned(ROOMY)
     assert made.notes == ("--host-pool 2GiB has no effect: all experts are on the device",)
     assert replace(made, notes=()) == plain and plain.mode.experts_in == "device"
+    shared = planned(LAVAPIPE, host_pool="2GiB", expert_mode="resident")
+    assert (shared.mode.experts_in, shared.notes) == ("device", made.notes)
 
 
 def test_a_dense_model_has_no_pool() -> None:

@@ -326,6 +326,21 @@ def _cpu_tuning(config: EngineConfig) -> Tuning:
     return choose_tuning(cpu_info())
 
 
+def predictor_lines(
+    settings: CacheSettings, spec: ModelSpec, n_layers: int, device: DeviceInfo
+) -> tuple[Allocation, ...]:
+    """Make the line for a predictor that remembers much, in `n_layers` MoE layers.
+
+    Other bookkeeping takes a few words for each expert and has no line.
+    """
+    if (experts := spec.experts) is None:
+        return ()
+    space, name = KeySpace(n_layers, experts.n_experts), settings.predictor
+    n_bytes, what = remembered_by(name, space, experts.n_used, spec.n_vocab)
+    line = allocation(device, f"predictor, {name}", "host", what, n_bytes=n_bytes)
+    return (line,) if n_bytes else ()
+
+
 # ----- when a device refuses memory that the plan gave it -----
 #
 # Other programs take memory between plan and allocation, and drivers keep some for themselves. What
@@ -369,18 +384,3 @@ def with_less(
         less = -(-(whole - least) // 4)
     most = taken - less
     return replace(config, vram_margin=str(margin_for(device, available_host_bytes, most)))
-
-
-def predictor_lines(
-    settings: CacheSettings, spec: ModelSpec, n_layers: int, device: DeviceInfo
-) -> tuple[Allocation, ...]:
-    """Make the line for a predictor that remembers much, in `n_layers` MoE layers.
-
-    Other bookkeeping takes a few words for each expert and has no line.
-    """
-    if (experts := spec.experts) is None:
-        return ()
-    space, name = KeySpace(n_layers, experts.n_experts), settings.predictor
-    n_bytes, what = remembered_by(name, space, experts.n_used, spec.n_vocab)
-    line = allocation(device, f"predictor, {name}", "host", what, n_bytes=n_bytes)
-    return (line,) if n_bytes else ()

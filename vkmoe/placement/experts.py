@@ -58,7 +58,7 @@ class ExpertRoom:
         return self.config.slots_option.partition(" ")[0]
 
     @property
-    def asked(self) -> str:
+    def mode_reason(self) -> str:
         """Give the reason for a mode that the user chose; empty if the plan does."""
         return f"as {self.config.mode_option}" if self.config.mode_option else ""
 
@@ -118,7 +118,7 @@ def ways(given: ExpertRoom) -> Iterator[Way]:
         n_cpu = n_layers if config.n_cpu_moe is None else min(n_layers, config.n_cpu_moe)
         yield Way(CpuLayers(), cpu_layers=n_cpu)
     elif config.mode == "hybrid":
-        yield Way(Hybrid(reason=given.asked), cpu_layers=n_layers)
+        yield Way(Hybrid(reason=given.mode_reason), cpu_layers=n_layers)
     elif given.weights.file_spans:
         yield from _ways_of_cpu(given)
     elif config.mode == "resident" or (config.mode == "auto" and given.fits):
@@ -280,7 +280,7 @@ class _Placing:
 
     def _layers_of_cpu(self, n_cpu: int) -> MemoryPlan:
         """Have the CPU compute the experts of the first layers; all others are on the device."""
-        asked = self._given.asked
+        asked = self._given.mode_reason
         lines = self._cpu_lines(n_cpu, asked or PREDICTED)
         if n_cpu < len(self._layout.span_bytes):
             item = "experts of the other layers"
@@ -384,15 +384,15 @@ class _Placing:
     def _beside_pool(self) -> tuple[tuple[int, ...], PoolPlan]:
         """Decide slots and the host pool in memory that they share: slots only if asked for.
 
-        Without a size asked for the pool leaves them room. Where homes for all have no room beside
-        the slots, what has a slot needs none.
+        The pool leaves them room, unless a size was asked for that fits. Where homes for all have
+        no room beside the slots, what has a slot needs none.
         """
-        layout, room, taken = self._layout, self._given.pool, 0
+        layout, room, pools, taken = self._layout, self._given.pool, self._pools, 0
         slots = self._given.slots(layout) if self._given.flag else (0,) * len(layout.span_bytes)
-        if not self._config.pool_option:
-            taken = min(self._needed(slots), max(0, room.most - self._pools.least_bytes))
+        if pools.asked is None or pools.asked > self._free:
+            taken = min(self._needed(slots), max(0, room.most - pools.least_bytes))
         left = PoolRoom(min(room.unasked, room.most - taken), room.most - taken)
-        pool = self._pools.decide(left, slots)
+        pool = pools.decide(left, slots)
         beside = f" beside {in_mib(pool.n_bytes)} for {pool.share} in the host pool"
         self._check(slots, self._free - pool.taken_bytes, beside)
         return slots, pool

@@ -254,13 +254,17 @@ class PoolPlan:
 
 
 class PoolPlanner:
-    """Decides how large the host pool is; `wants_few`: one that does not hold all was asked for."""
+    """Decides how large the host pool is; `asked` are bytes, no more than all experts take.
+
+    `wants_few`: one was asked for that does not hold all of them.
+    """
 
     def __init__(self, config: EngineConfig, layout: SlotLayout) -> None:
         self._layout, self._total = layout, PoolPlan(layout).n_bytes
-        self._option, self._asked = config.pool_option, config.host_pool_bytes
+        self._option, asked = config.pool_option, config.host_pool_bytes
+        self.asked = None if asked is None else min(asked, self._total)
         self.least_bytes = layout.least_host_bytes + READING_BYTES  # of the smallest, and reading
-        self.wants_few = self._asked is not None and self._asked < self._total
+        self.wants_few = self.asked is not None and self.asked < self._total
 
     def decide(self, room: PoolRoom, slots: Sequence[int]) -> PoolPlan:
         """Plan the pool beside `slots` of each layer on the device.
@@ -268,7 +272,7 @@ class PoolPlanner:
         Raises OutOfMemoryError or UsageError where a layer's used experts do not fit.
         """
         layout = self._layout
-        if self._asked is None:
+        if self.asked is None:
             if self._total <= room.unasked:
                 return PoolPlan(layout)
             places = layout.most_host_slots(room.unasked - READING_BYTES, slots)
@@ -276,12 +280,11 @@ class PoolPlanner:
                 places = layout.least_host_slots
             reason = "what host memory allows"
         else:
-            n_bytes = min(self._asked, self._total)
-            if n_bytes + READING_BYTES * self.wants_few > room.most:
-                raise self._too_much(n_bytes, room)
+            if self.asked + READING_BYTES * self.wants_few > room.most:
+                raise self._too_much(self.asked, room)
             if not self.wants_few:
                 return PoolPlan(layout)
-            places, reason = layout.most_host_slots(n_bytes, slots), "as --host-pool"
+            places, reason = layout.most_host_slots(self.asked, slots), "as --host-pool"
         if places is None:
             raise self._too_little(room)
         where = "on the device" if layout.holds_all(slots, places) else "read from the file"
