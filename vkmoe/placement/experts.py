@@ -375,8 +375,9 @@ class _Placing:
 
     def _before_pool(self) -> tuple[tuple[int, ...], PoolPlan]:
         """Decide slots and the host pool, by the even split where that alone holds all with one."""
-        layout, even = self._layout, self._given.slots(replace(self._layout, curves=None))
-        splits = [self._slots()] if layout.curves is None else [self._slots(), even]
+        layout, splits = self._layout, [self._slots()]
+        if layout.curves is not None:
+            splits.append(self._given.slots(replace(layout, curves=None)))
         found = [(slots, self._pools.decide(self._given.pool, slots)) for slots in splits]
         whole = (x for x in found if not x[1].slots or layout.holds_all(x[0], x[1].slots))
         return next(whole, found[0])
