@@ -211,11 +211,11 @@ def test_a_trunk_that_does_not_fit() -> None:
     with pytest.raises(OutOfMemoryError, match="without its experts") as caught:
         planned(SMALL_WINDOW, weights=WeightBytes((9 * GIB,), 0))
     assert "smaller model" in caught.value.hint
-    with pytest.raises(OutOfMemoryError, match=r"KV cache, 40960 .* \(7,680 MiB\)") as caught:
+    with pytest.raises(OutOfMemoryError, match="KV cache 7,680 MiB") as caught:
         planned(SMALL_WINDOW, EngineConfig(ctx_size=40960, cache_type_k="f32", cache_type_v="f32"))
     assert "--ctx-size" in caught.value.hint
     large = replace(SCRATCH, tensors=(9 * GIB,))
-    with pytest.raises(OutOfMemoryError, match=r"activations \(9,216 MiB\)") as caught:
+    with pytest.raises(OutOfMemoryError, match="activations 9,216 MiB") as caught:
         plan(EngineConfig(), SPEC, SMALL_WINDOW, WEIGHTS, large, RAM)
     assert "--ubatch-size" in caught.value.hint
 

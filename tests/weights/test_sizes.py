@@ -270,8 +270,9 @@ def test_what_cannot_fit_is_refused_with_figures_and_the_conversion_as_a_reason(
     experts = replace(expert_bytes(9_000_000), conversions=(EXPERTS,))
     one = EngineConfig(expert_slots=128)
     for weights, config, needs in (
-        (trunk, None, ("14,", "weights 14,336 MiB")), (experts, one, ("--expert-slots 128",))
-    ):  # fmt: skip
+        (trunk, None, ("14,", "weights used by every token 14,336 MiB")),
+        (experts, one, ("--expert-slots 128",)),
+    ):
         with pytest.raises(OutOfMemoryError) as caught:
             planned(DISCRETE_12, weights, 64 * GIB, config)
         message = str(caught.value)

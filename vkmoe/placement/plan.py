@@ -9,7 +9,7 @@ experts.py, what programs need besides that of decide.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -113,7 +113,7 @@ class _Planner:
         budget = device_budget(device, self.host_bytes, config.vram_margin_bytes)
         if needed > budget:
             largest = _largest(base, ("device",))
-            less = _hint(config, largest.name)
+            less = _hint(config, largest[0].name)
             less = "lower --vram-margin" if config.vram_margin_bytes else less
             memory = f"{device.name}'s memory without its experts"
             raise self._too_large(needed, memory, largest, budget, less)
@@ -154,17 +154,18 @@ class _Planner:
         if needed <= self.host_bytes:
             return
         largest = _largest(made, ("host", "device") if shared else ("host",))
-        option = option_of(largest)
+        option = option_of(largest[0])
         change = f"change {option}, " if option else ""
         hint = f"close other programs, {change}or choose a smaller model"
         raise self._too_large(needed, "host memory", largest, self.host_bytes, hint)
 
     def _too_large(
-        self, needed: int, memory: str, largest: Allocation, most: int, hint: str
+        self, needed: int, memory: str, largest: Sequence[Allocation], most: int, hint: str
     ) -> OutOfMemoryError:
+        parts = (f"{line.item.split(',')[0]} {in_mib(line.n_bytes)}" for line in largest)
         return OutOfMemoryError(
-            f"{self.spec.name} needs {in_mib(needed)} of {memory}, most of it for {largest.item} "
-            f"({in_mib(largest.n_bytes)}); {in_mib(most)} can be used",
+            f"{self.spec.name} needs {in_mib(needed)} of {memory} ({', '.join(parts)}); "
+            f"{in_mib(most)} can be used",
             hint,
         )
 
@@ -247,9 +248,10 @@ class _Planner:
         yield allocation(device, item, "host", reason, n_bytes=CONVERTING_BYTES * bool(found))
 
 
-def _largest(made: MemoryPlan, places: Collection[str]) -> Allocation:
-    """Find the largest line of a plan in some places."""
-    return max((line for line in made.lines if line.place in places), key=lambda x: x.n_bytes)
+def _largest(made: MemoryPlan, places: Collection[str]) -> list[Allocation]:
+    """List the three largest lines of a plan in some places."""
+    found = (line for line in made.lines if line.place in places)
+    return sorted(found, key=lambda line: -line.n_bytes)[:3]
 
 
 def _hint(config: EngineConfig, largest: BufferName | None) -> str:
