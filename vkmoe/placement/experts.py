@@ -425,7 +425,7 @@ class _Placing:
             hint,
         )
 
-    # ----- what is said of slots -----
+    # ----- how slots are described -----
 
     def _slot_lines(self, slots: tuple[int, ...]) -> Iterator[Allocation]:
         layout, own = self._layout, self._layout.own_bytes(slots)
