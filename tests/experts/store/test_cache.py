@@ -475,6 +475,20 @@ def test_free_slots_are_filled_without_a_budget_before_a_long_chunk_that_another
     assert rig.cache.counters.n_uploads == copies
 
 
+@pytest.mark.parametrize(("n_rows", "copies"), [(1, 1), (8, 1), (9, 6)])
+def test_a_reply_begins_with_the_copies_that_the_last_chunk_of_its_prompt_had_no_bytes_for(
+    make: Make, n_rows: int, copies: int
+) -> None:
+    """A token has bytes for the first expert alone; nine rows have those of nine tokens."""
+    rig = make(4, delay=0)
+    object.__setattr__(rig.cache._ways, "budget", CopyBudget(LinkSpeed(1.0, 1.0), 512))
+    rig.table.end(rig.begin())
+    rig.cache.after_run(np.stack([routing((0, 1), (2, 3), (4, 5))] * n_rows))
+    rig.cache.decide(Upcoming((5,)))
+    rig.cache.settle()
+    assert rig.cache.counters.n_uploads == copies
+
+
 def test_pinned_experts_stay(make: Make) -> None:
     rig = make(4, pins=(warm(2, 4),))
     for _ in range(4):

@@ -98,13 +98,17 @@ class Residency:
         return [np.flatnonzero(row).tolist() for row in pins]
 
     def bytes_before(self, upcoming: Upcoming, n_bytes: float, beside: bool) -> float:
-        """Return how many bytes may be copied before a run; `n_bytes` if it is one of a few tokens.
+        """Return how many bytes may be copied before a run; `n_bytes` are those of a token.
 
         Before a long chunk of a prompt copies fill free slots alone, whatever their number: the
         chunk need not bring these experts, but instead it would bring those that left for others.
         Where copies run `beside` it, that is so for the chunk behind it, and the last has none.
+        Behind that they make up for it: they have the bytes of its last tokens at once.
         """
-        if len(upcoming.ids) <= NEEDED or (beside and not upcoming.later):
+        if len(upcoming.ids) <= NEEDED:
+            n_rows = sum(len(keys) for keys, _ in self._undecided)
+            return n_bytes * min(n_rows, LEARNED) if beside and n_rows > NEEDED else n_bytes
+        if beside and not upcoming.later:
             return n_bytes
         n_free = self.locations.n_free_of_all
         return sum(int(n) * pool.slot_bytes for n, pool in zip(n_free, self._pools, strict=True))
