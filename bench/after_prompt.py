@@ -3,16 +3,17 @@
 python -m bench.after_prompt --record
 python -m bench.after_prompt --length 8192 --invented 128,512 --stretches 1
 
-Replays prompts of --length tokens, in chunks as on a GPU, and the 512 tokens after each as if
-they were decoded, with the engine's own decisions and default settings: routing of the demo model
-on stretches of vkmoe's sources, tests and documents, and invented routing with 128 and 512 experts
-(bench/routing.py). The demo model's context is 1,024 tokens, so a stretch is recorded piece by
-piece, each from position 0 on. There are slots for 12.5, 25 and 50 % of the experts; copies are
-waited for, as on a device with one queue, or made beside tokens with landing slots and --budget
-experts of each layer for a token, as on a GPU. Said are the hits of tokens 1-8, 9-32, 33-64 and
-those from 401 on. As tokens differ, each is compared with the same token behind a prompt that was
-decoded token by token itself: that difference is the answer, and may be 1 point from the 33rd token
-on. At last the engine itself runs such a prompt of the demo model and decodes. No clock.
+Replays prompts of --length tokens, in chunks as on a GPU, and the 512 tokens after each as if they
+were decoded, with the engine's own decisions and default settings: routing of the demo model on
+stretches of vkmoe's sources, tests and documents, and invented routing with 128 and 512 experts
+(bench/routing.py), five draws of each. The demo model's context is 1,024 tokens, so a stretch is
+recorded piece by piece, each from position 0 on. There are slots for 12.5, 25 and 50 % of the
+experts; copies are waited for, as on a device with one queue, or made beside tokens with landing
+slots and --budget experts of each layer for a token, as on a GPU. Said are the hits of tokens 1-8,
+9-32, 33-64 and those from 401 on. As tokens differ, each is compared with the same token behind a
+prompt that was decoded token by token itself: that difference is the answer, and may be 1 point
+from the 33rd token on. At last the engine itself runs such a prompt of the demo model and decodes.
+No clock.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ WINDOWS = {"1-8": (0, 8), "9-32": (8, 32), "33-64": (32, 64), "from 401": (400, 
 SOURCES = (("vkmoe", "*.py"), ("tests", "*.py"), ("docs", "*.md"))
 DEMO = "demo model"
 STEADY_AFTER = 2048  # tokens that are decoded before those a prompt is compared with
-LAYERS = 3  # of invented routing
+LAYERS, N_DRAWS = 3, 5  # of invented routing
 
 Rates = NDArray[np.float64]  # % of hits, by window
 
@@ -91,9 +92,9 @@ def main() -> None:
         kinds = {DEMO: _recorded(llm, texts)}
     for n_experts in options.invented:
         n_used = 8 if n_experts < 256 else 10
-        n_tokens = options.length + options.decoded
-        trace = drifting_trace(n_tokens, LAYERS, n_experts, n_used)
-        kinds[f"invented, {n_experts} experts, {n_used} used"] = [trace]
+        sizes = options.length + options.decoded, LAYERS, n_experts, n_used
+        draws = [drifting_trace(*sizes, seed) for seed in range(N_DRAWS)]
+        kinds[f"invented, {n_experts} experts, {n_used} used"] = draws
     rows = [row for kind, traces in kinds.items() for row in _compared(kind, traces, options)]
     rows += _measured(texts[0], kinds[DEMO][0].header.n_experts, options)
     results = {"length": options.length, "chunk": options.ubatch_size, "budget": options.budget}
