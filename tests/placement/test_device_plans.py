@@ -221,7 +221,9 @@ def test_a_host_that_would_swap_is_an_error() -> None:
     """All experts are in host memory or on the CPU's side: neither may take more than is free."""
     model, profile = model_of(QWEN3), read_profile("rtx3060-12gb")
     poor = replace(profile, available_host_bytes=GIB // 64)
-    with pytest.raises(OutOfMemoryError, match=r"of host memory \(staging .*\); 16 MiB can be used") as caught:
+    with pytest.raises(
+        OutOfMemoryError, match=r"of host memory \(staging .*\); 16 MiB can be used"
+    ) as caught:
         decided(model, poor, cpu_moe=True)
     assert "close other programs" in caught.value.hint
 
