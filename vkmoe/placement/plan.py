@@ -1,10 +1,10 @@
 """Plans what lies where before memory is allocated: every line of memory that a model takes.
 
 `plans` makes a plan of each way in which experts can be placed. It is pure: tests call it with
-invented devices. A plan's lines are what is
-allocated: arenas are made of the layouts in them, and tests/engine/test_memory_plan.py holds every
-buffer the device is asked for against the line of its name. Where experts go is the subject of
-experts.py, what programs need besides that of decide.py.
+invented devices. A plan's lines are what is allocated: arenas are made of the layouts in them, and
+tests/engine/test_memory_plan.py holds every buffer the device is asked for against the line of its
+name. Where experts go is the subject of experts.py, what programs need besides that of
+models/program_sizes.py.
 """
 
 from __future__ import annotations
