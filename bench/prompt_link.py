@@ -4,7 +4,7 @@ python -m bench.prompt_link --record
 python -m bench.prompt_link --model FILE --lengths 64,512 --slowness 2
 
 Prompts of --lengths tokens, drawn at random, in chunks of --ubatch-size rows, of a synthetic model
-with 2 layers of 64 experts or of --model: with --share % of the experts in slots, with one slot in
+with 12 layers of 64 experts or of --model: with --share % of the experts in slots, with one slot in
 each layer, and without any, all experts at home. The arms take turns, and their logits must be
 equal to the last bit. First they run on the device as it is; then, with its memory taken for its
 own, over a link by injection (bench/slow_link.py) that takes --slowness times as long for what a
@@ -42,7 +42,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.models import open_model
 
-SIZES = {"n_layers": 2, "n_experts": 64, "n_experts_used": 4, "context": 4096}
+SIZES = {"n_layers": 12, "n_experts": 64, "n_experts_used": 4, "context": 4096}
 OFF, ONE = "no slots", "one slot"
 FAST = 1e15  # bytes per second: no link at all
 
@@ -101,7 +101,7 @@ def main() -> None:
     print_card(card)
     model = options.model
     if model is None:
-        model = custom_model("prompts-2x64", shape_of("tiny", **SIZES), "q4_k_m", options.cache)
+        model = custom_model("prompts-12x64", shape_of("tiny", **SIZES), "q4_k_m", options.cache)
     link = SlowLink(FAST)
     arms = _arms(model, link, options)
     results: dict[str, Any] = {"model": model.name, "chunk": options.ubatch_size}

@@ -152,8 +152,9 @@ def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
             )
             starts = tiles.view(np.uint32)[: N_ROUNDS + 1]
             spans = tiles[TILE_HEADER_WORDS // 2 :].reshape(-1, 2)[: starts[-1], 0]
-            homes = brought[: 2 * lists.routed.shape.n_experts : 2]  # nothing behind the last rank
-            homes, in_slots = homes[homes > 0], set(spans[: starts[1]])
+            # Pairs of home and place; nothing is behind the last rank.
+            homes, places = brought[: 2 * lists.routed.shape.n_experts].reshape(-1, 2).T
+            homes, in_slots = homes[homes > 0], set(spans) - set(places)
             assert len(set(homes)) == len(homes) == len(used) - len(in_slots) > 0
             assert bool(in_slots) == (first > 0) and not set(spans) & set(homes)
 
@@ -168,6 +169,17 @@ def test_brought_experts_give_the_bits_of_those_on_the_device(engine: Engine, pa
     with Engine(path, config, checks=True) as other:
         assert other.plan.brought_places
         assert_same_bits(prompt(other, tokens, cuts), wanted)
+        moe_layers = engine.spec.moe_layers
+        between = {i for i in moe_layers if i - 1 in moe_layers and i + 1 < engine.spec.n_layers}
+        assert _layers_brought_ahead(other) == between
+
+
+def _layers_brought_ahead(engine: Engine) -> set[int]:
+    """List the layers whose first experts come before their rows are routed, in any program."""
+    recorded = engine._programs.recorded.values()
+    dispatches = [dispatch for one in recorded for dispatch in one.program.dispatches()]
+    labels = {one.label for one in dispatches if one.label.endswith("bring ahead")}
+    return {int(label.split()[1]) for label in labels}
 
 
 def test_neighbours_change_no_bit_of_a_prompt(engine: Engine) -> None:

@@ -332,6 +332,7 @@ def _expert_tiles(setting: Setting) -> Iterator[Trial]:
     cases.append(TilesCase(setting.tuning, rows, columns=8, picks=True))
     if setting.info.layout == "planes":  # a CPU reads experts where they are
         cases += [replace(case, brings=True) for case in (cases[0], cases[-1])]
+        cases.append(replace(cases[0], brings=True, ahead=True))
     yield _trial(*cases)
 
 
