@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from bench.arms import take_turns
 from bench.command import command_line, finish, run_main
 from bench.models import custom_model, default_cache, shape_of
-from bench.same_logits import check_same_logits
 from bench.slow_link import SlowLink, SlowPrompts
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import MIN_REPEATS, Row, summarise
@@ -172,7 +171,7 @@ def _turns(
             arm.shares, arm.logits = [], []
         turns = {arm.name: partial(arm.turn, length) for arm in arms}
         times = take_turns(turns, options.repeats, "s")
-        check_same_logits(arms)
+        _check_same_logits(arms)
         for arm in arms:
             named = f"prompt of {length}, {arm.name}, {what}"
             yield _shown(Row(named, times.summary(arm.name), "s", "host_wall"))
@@ -182,6 +181,17 @@ def _turns(
             if arm.name != OFF and options.repeats >= MIN_REPEATS:
                 ratio = times.ratio(arm.name, OFF, card)
                 yield _shown(Row(f"time over {OFF}: {named}", ratio, "x", "host_wall"))
+
+
+def _check_same_logits(arms: Sequence[_Arm]) -> None:
+    """Raise VkmoeError unless the logits of all arms are finite and the same to the last bit."""
+    for arm in arms[1:]:
+        for ours, theirs in zip(arms[0].logits, arm.logits, strict=True):
+            if not (np.isfinite(ours).all() and np.array_equal(ours, theirs)):
+                raise VkmoeError(
+                    f"{arms[0].name!r} and {arm.name!r} give other logits",
+                    "this is a bug, please report it with the card above",
+                )
 
 
 def _shown(row: Row) -> Row:

@@ -2,8 +2,6 @@
 
 `throttle` slows an engine whose kernels compute: its misses are waited for after the submit.
 `SlowPrompts` does so for prompts: what is between two barriers runs beside what it moves.
-`SlowGpu` models the GPU too, for an engine whose programs are empty: what the host does beside a
-token costs nothing unless it takes longer than the token, and what it does in between costs all.
 
 For CPU devices, where experts in host memory cost no more than those in slots. The bytes still move
 at once; what is added is the time they would take. Misses are waited for after the token's submit,
@@ -34,7 +32,7 @@ from vkmoe.gpu.transfer import Readback
 from vkmoe.ops.experts import UNIT_BYTES
 from vkmoe.ops.matmul import TILE_HEADER_WORDS
 
-__all__ = ["SlowGpu", "SlowLink", "SlowPrompts", "SlowUploads", "throttle"]
+__all__ = ["SlowLink", "SlowPrompts", "SlowUploads", "throttle"]
 
 # The word of its pushed constants in which a kernel has the number of its round.
 _ROUND_WORDS = {"expert_matmul_gate_up": 10, "expert_matmul_down": 8}
@@ -49,11 +47,7 @@ class SlowLink:
         self.bytes_per_second = bytes_per_second
         self.n_bytes = 0  # carried
         self._lock = threading.Lock()
-        self._ends = [0.0]  # when it is free again; shared with links that are the same
-
-    def share(self, other: SlowLink) -> None:
-        """Be the same link as another one, for bytes of another size."""
-        self._lock, self._ends = other._lock, other._ends
+        self._end = 0.0  # when it is free again
 
     def carry(self, n_bytes: int, since: float | None = None) -> None:
         """Wait as long as these bytes take, in turns with others' bytes; from `since` on."""
@@ -63,8 +57,8 @@ class SlowLink:
             size = min(slice_bytes, n_bytes - start)
             with self._lock:
                 # From when it was ready, not from now: sleeping too long must not slow the link.
-                ready = max(ready, self._ends[0]) + size / self.bytes_per_second
-                self._ends[0] = ready
+                ready = max(ready, self._end) + size / self.bytes_per_second
+                self._end = ready
                 self.n_bytes += size
             time.sleep(max(0.0, ready - time.perf_counter()))
         time.sleep(max(0.0, ready - time.perf_counter()))
@@ -220,53 +214,3 @@ def cut_at_barriers(commands: Sequence[Command]) -> list[Part]:
     """Cut commands wherever a barrier comes between them."""
     ends = [i for i, barrier in enumerate(plan_barriers(commands)) if barrier and i]
     return [Part(list(commands[a:b])) for a, b in pairwise([0, *ends, len(commands)])]
-
-
-class SlowGpu:
-    """An engine with empty programs, whose tokens take as long as on a GPU behind a link."""
-
-    def __init__(
-        self, engine: Engine, link: SlowLink, compute_s: float, expert_bytes: float
-    ) -> None:
-        """Count each expert as `expert_bytes`; a token takes `compute_s` without misses."""
-        cache = engine.cache
-        assert cache is not None and cache.pool is None and engine.plan.executor == "fused"
-        self.engine, self._link, self._compute_s = engine, link, compute_s
-        self._expert_bytes, self._cache = expert_bytes, cache
-        self._is_timed = False
-        self._routing: NDArray[np.uint32] | None = None
-        self.n_hits = self.n_uses = 0
-        real_bytes = max(cache._span_bytes)
-        uploads = cache._tier.uploads
-        scaled = SlowLink(link.bytes_per_second * real_bytes / expert_bytes)
-        scaled.share(link)
-        if isinstance(uploads, Prefetcher):
-            uploads._uploads = SlowUploads(uploads._uploads, scaled)
-        else:
-            cache._tier.uploads = SlowUploads(uploads, scaled)
-        if cache._ways.budget is not None:
-            speed = scaled.bytes_per_second
-            cache._ways.budget._link = LinkSpeed(speed, speed)
-        self._real_run = engine._backend.run
-        engine._backend.run = self._run  # type: ignore[method-assign]
-
-    def begin(self) -> None:
-        """From here on tokens take their time."""
-        self._is_timed, self.n_hits, self.n_uses = True, 0, 0
-
-    def expect(self, routing: NDArray[np.uint32]) -> None:
-        """The next token uses `routing` [n_layers, n_used]."""
-        self._routing = routing
-
-    def _run(self, *recordings: Any, **options: Any) -> Any:
-        """Submit, let the host go on beside it, and wait for the end that the model says."""
-        began = time.perf_counter()
-        assert self._routing is not None
-        hits = int(self._cache.residency.hits(self._routing).sum())
-        self.n_hits += hits
-        self.n_uses += self._routing.size
-        done = self._real_run(*recordings, **options)
-        if self._is_timed:
-            n_bytes = int((self._routing.size - hits) * self._expert_bytes)
-            self._link.carry(n_bytes, since=began + self._compute_s)
-        return done

@@ -101,78 +101,6 @@ def test_host_time(cache: list[str]) -> None:
     assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
 
 
-def test_expert_view(cache: list[str]) -> None:
-    few = ["--layers", "2", "--tokens", "4", "--repeats", "2", "--expert-slots", "8"]
-    results = document("expert_view", *cache, *few)["results"]
-    assert positive(results["rows"]) and len(results["rows"]) == 5
-
-
-def test_shadow(cache: list[str]) -> None:
-    few = ["--layers", "2", "--links", "50", "--compute-ms", "1", "--expert-slots", "8"]
-    turns = ["--warm", "3", "--tokens", "2", "--repeats", "2"]
-    results = document("shadow", *cache, *few, *turns)["results"]
-    (found,) = results["links"].values()
-    assert set(found) == {"none", "correlation", "token"}
-    for values in found.values():
-        assert len(values["speeds"]) == 2 and 0 < max(values["speeds"]) < 1000 / 1
-        assert 0 <= values["hits"] <= 1
-
-
-def test_residency() -> None:
-    few = ["--tokens", "12", "--begin", "4", "--reply", "4", "--warm", "30", "--slots", "8"]
-    results = document("residency", *few)["results"]
-    assert set(results["rates"]) == {"empty", "warm"} and results["table_ids"] > 0
-    for kinds in results["rates"].values():
-        assert set(kinds) == {"prompt", "text", "reply"}
-        for by_slots in kinds.values():
-            arms = by_slots["8"]
-            assert set(arms["token"]) == {
-                "code",
-                "prose",
-                "structured",
-                "letter",
-                "orders",
-                "german",
-            }
-            assert all(arms["exact"][text]["hits"] >= 0 for text in arms["exact"])
-    assert len(results["recall, warm"]) == 6 and results["host"]["decide_us"] > 0
-
-
-def test_expert_cache() -> None:
-    few = ["--prompt", "6", "--reply", "3", "--slots", "2,12", "--full", "2", "--repeats", "1"]
-    results = document("expert_cache", *few)["results"]
-    assert results["traces"]["prose"] == 6 + 3 - 1
-    assert results["traces"]["one after another"] == 3 * 8
-    assert len(results["curves"]) == 4, "own and shared slots, with pins and without"
-    for workloads in results["curves"].values():
-        for curve in workloads.values():
-            assert curve["slots"] == [2, 12] and len(curve["best_policy"]) == 2
-            for name in ("lru", "slru", "lfru"):
-                for n in range(2):
-                    missed = 1 - curve[name]["rate"][n]
-                    assert sum(curve[name]["misses"][n]) == pytest.approx(missed, abs=1e-4)
-    assert results["skewed"]["frequency_wins"]
-    full = results["all_slots"]
-    assert (full["hit_rate"], full["uploads"], full["table_writes"]) == (1, 0, 0)
-
-
-def test_coverage() -> None:
-    """The arms of the model's own size and of a quarter, open together and in turns."""
-    few = ["--shares", "100,25", "--tokens", "2", "--warm", "1", "--repeats", "1"]
-    for more in ([], ["--one-at-a-time"]):
-        results = document("coverage", *few, *more)["results"]
-        assert positive(results["rows"])
-        whole, quarter = results["arms"]["100 %"], results["arms"]["25 %"]
-        assert (whole["slots"], whole["hit_rate"], whole["uploads_per_token"]) == (32, 1, 0)
-        assert quarter["slots"] == 8 and quarter["hit_rate"] < 1
-        assert quarter["read_bytes_per_token"] > 0
-
-
-def test_coverage_refuses_shares_that_are_none() -> None:
-    done = run("coverage", "--shares", "50,0")
-    assert done.returncode == 2 and "above 0" in done.stderr
-
-
 def test_replies() -> None:
     """One reply, with and without drafts, some of which are right; both give one text."""
     few = ["--together", "1", "--drafts", "--tokens", "48", "--repeats", "1"]
@@ -281,3 +209,19 @@ def test_perplexity(tmp_path: Path) -> None:
 def test_perplexity_names_a_text_that_is_not_there() -> None:
     done = run("perplexity", "--llama-python", sys.executable, "-f", "/nowhere")
     assert done.returncode == 1 and "/nowhere" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_after_prompt() -> None:
+    few = ["--length", "64", "--ubatch-size", "32", "--decoded", "66", "--invented", "16"]
+    rows = document("after_prompt", *few)["results"]["rows"]
+    assert len(rows) == (3 * 2 * 2 + 2) * 2 * 3, "shares, ways and kinds, the engine; windows"
+    assert all(0 <= row["value"]["median"] <= 100 for row in rows if row["unit"] == "%")
+
+
+def test_prompt_link(tmp_path: Path) -> None:
+    """An arm has its seconds on the device as it is, and then also how busy the link is."""
+    few = ["--cache", str(tmp_path), "--lengths", "40", "--ubatch-size", "64", "--repeats", "1"]
+    rows = document("prompt_link", *few)["results"]["rows"]
+    assert positive(rows) and len(rows) == 3 + 2 * 3
+    busy = [row["value"]["median"] for row in rows if row["unit"] == "%"]
+    assert len(busy) == 3 and min(busy) > 5 and max(busy) <= 100

@@ -183,8 +183,8 @@ class TokenForesight(Foresight):
 
         worth = sum over known runs i: NEARER^(i - 1) * chance_i  +  NEARER^n / (1 - NEARER) * usual
 
-    Of a run, chances are summed up over its tokens, to 1 at most. The constants are of
-    `python -m bench.residency`.
+    Of a run, chances are summed up over its tokens, to 1 at most. The constants were
+    found by replays: bench/results/2026-11-23-residency-llvmpipe.json.
     """
 
     ranks, toll = True, COPY_FOR_NEXT

@@ -68,9 +68,6 @@ class Transfers(NamedTuple):
 
     late: bool = False  # copies are not there for the next submit, but for the one after it
     n_landing: int = 0  # missed experts of a layer that are in a slot for having been read
-    # What is decided after a run holds for the one after the next: the engine does not do that, as
-    # it costs more hits than it saves time (`python -m bench.residency`).
-    is_published_late: bool = False
     token_bytes: float = inf  # that are copied at most before a token: see `Residency.bytes_before`
 
 
@@ -239,8 +236,7 @@ class _Replay:
             self._hint(residency.guess_first_layer(), NO_KEYS)
         if not self._transfers.late:
             self._arrive()
-        if not self._transfers.is_published_late:
-            self._shown = residency.present
+        self._shown = residency.present
         residency.learn()
         if self._places is not None:
             self._places.look_ahead()
