@@ -44,11 +44,6 @@ def positive(rows: list[dict[str, Any]]) -> bool:
     return bool(rows) and all(row["value"]["median"] > 0 and row["mode"] for row in rows)
 
 
-def test_address() -> None:
-    """On a machine with glslang, which every checkout has."""
-    assert document("address", "--repeats", "5")["results"]["address_over_descriptor"]["n"] == 5
-
-
 def test_decode_alone(cache: list[str]) -> None:
     results = document("decode", *TINY, *cache, "--repeats", "1", "--tokens", "2")["results"]
     assert positive(results["rows"]) and "ratio" not in results
@@ -80,17 +75,6 @@ def test_decode_names_a_worker_that_fails(cache: list[str]) -> None:
     assert done.returncode == 1 and "cannot start" in done.stderr
 
 
-def test_load(cache: list[str]) -> None:
-    results = document("load", *TINY, *cache, "--repeats", "1")["results"]
-    assert positive(results["rows"]) and set(results["targets_met"]) == {"speed", "memory"}
-
-
-def test_file_reads(cache: list[str]) -> None:
-    results = document("file_reads", *TINY, *cache, "--experts", "2")["results"]
-    assert positive(results["rows"]) and results["span_bytes"] > 0
-    assert results["share of as many bytes in a row"]["median"] > 0
-
-
 def test_host_time(cache: list[str]) -> None:
     few = ["--layers", "2", "--tokens", "2", "--repeats", "2", "--warm", "2"]
     results = document("host_time", *cache, *few, "--expert-slots", "8")["results"]
@@ -99,26 +83,6 @@ def test_host_time(cache: list[str]) -> None:
         "in place", "with one queue", "with copies beside tokens",
     }  # fmt: skip
     assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
-
-
-def test_replies() -> None:
-    """One reply, with and without drafts, some of which are right; both give one text."""
-    few = ["--together", "1", "--drafts", "--tokens", "48", "--repeats", "1"]
-    results = document("replies", *few)["results"]
-    assert positive(results["rows"])
-    assert [row["what"] for row in results["rows"]] == ["one", "one, drafts"]
-    assert float(results["rows"][1]["note"].split()[0]) > 0.5, "accepted a step"
-    assert results["ratios"] == {}
-
-
-def test_requests() -> None:
-    found = document("requests", "--device", "cpu")["results"]
-    assert positive(found["rows"]) and len(found["rows"]) == 10
-
-
-def test_replies_refuses_numbers_that_are_none() -> None:
-    done = run("replies", "--together", "2,0")
-    assert done.returncode == 2 and "from 1 on" in done.stderr
 
 
 def test_prompt(cache: list[str]) -> None:

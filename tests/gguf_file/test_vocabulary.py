@@ -1,7 +1,4 @@
-"""A vocabulary of 152k tokens with merges: opened and handed over in less than 100 MB.
-
-Its speed is measured by bench/vocabulary.py.
-"""
+"""A vocabulary of 152k tokens with merges: opened and handed over in less than 100 MB."""
 
 from __future__ import annotations
 

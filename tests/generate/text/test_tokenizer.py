@@ -40,7 +40,6 @@ print((peak() - before) / 1024)
 
 @pytest.mark.shared
 def test_the_large_vocabulary_opens_in_little_memory(shared: Path) -> None:
-    """Its speed is measured by bench/vocabulary.py."""
     path = shared / "vocab" / "ggml-vocab-qwen2.gguf"
     command = [sys.executable, "-c", _OPEN, str(path)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
