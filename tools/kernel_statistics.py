@@ -28,7 +28,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.assembly import Question, count, read
+from tools.assembly import loads_in_flight, read
 from tools.gpu_drivers import CANNOT, GPUS, command, folder, is_complete
 from tools.pipelines import MODELS, Pipeline, pipelines
 from vkmoe.errors import VkmoeError
@@ -170,7 +170,7 @@ def _compile(
         (assembly / f"{name.replace(' ', '_')}.s").write_text(text, encoding="utf-8")
     if is_counted:
         blocks = read(text, lanes, executable.texts.get("Final NIR", ""))
-        statistics |= {LOADS: count(blocks, Question()).loads_in_flight}
+        statistics |= {LOADS: loads_in_flight(blocks)}
     family = pipeline.variant.partition("+")[0] + _cache_types(pipeline) + _kind(name)
     return Compiled(name, family, models, lanes, milliseconds, statistics)
 

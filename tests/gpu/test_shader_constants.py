@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tools import compare_shaders
 from vkmoe.experts.store import table
 from vkmoe.gpu import token_io
 from vkmoe.ops import (
@@ -19,7 +18,6 @@ from vkmoe.ops import (
     prompt_attention,
     router,
 )
-from vkmoe.quants import TYPES
 from vkmoe.reference import logits as twins
 from vkmoe.reference import prompt_experts as prompt_twins
 
@@ -47,7 +45,6 @@ CONSTANTS = {
         "CHUNK": prompt_attention.CHUNK,
     },
     "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
-    "include/rms.glsl": {"LOADED_PARTIALS": compare_shaders.LOADED_PARTIALS},
     "include/attention_cache.glsl": {
         "WHOLE": attention.WHOLE,
         "APPEND": attention.APPEND,
@@ -79,13 +76,6 @@ def test_a_shader_has_the_numbers_of_its_host_code(name: str) -> None:
     }
     wanted = CONSTANTS[name]
     assert {constant: found.get(constant) for constant in wanted} == wanted
-
-
-@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
-def test_chunks_are_as_wide_as_the_comparison_with_llama_cpp_counts_them(name: str) -> None:
-    text = (SHADERS / f"include/types/{name.lower()}.glsl").read_text()
-    n_chunks = re.findall(r"^#define BLOCK_CHUNKS (\d+)u$", text, re.MULTILINE)
-    assert [int(n) * compare_shaders.CHUNK for n in n_chunks] == [TYPES[name].block_weights]
 
 
 def test_twins_have_them_too() -> None:

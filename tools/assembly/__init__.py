@@ -1,17 +1,17 @@
-"""What the assembly of a compute kernel says of its speed, for people and tests.
+"""How many loads of weights the assembly of a compute kernel has in flight at once.
 
 The compilers are Mesa's: RADV's (`amd`), NVK's (`nvidia`) and ANV's (`intel`); each module reads
-one maker's text into instructions. `flow` finds blocks, loops and the path a wave takes; `figures`
-walks it and counts. Nothing here runs a compiler.
+one maker's text into instructions. `flow` finds blocks, loops and the path a wave takes;
+`in_flight` walks it and counts. Nothing here runs a compiler.
 """
 
 from __future__ import annotations
 
 from tools.assembly import amd, intel, nvidia
-from tools.assembly.figures import Figures, Question, count
 from tools.assembly.flow import Block
+from tools.assembly.in_flight import loads_in_flight
 
-__all__ = ["Block", "Figures", "Question", "count", "read"]
+__all__ = ["Block", "loads_in_flight", "read"]
 
 
 def read(text: str, wave_lanes: int, nir: str = "") -> list[Block]:

@@ -47,7 +47,7 @@ def _instruction(
 ) -> Instruction:
     """Read one instruction; notes which registers a scalar load fills with descriptors."""
     if name.startswith("v_"):
-        return Instruction("alu", cost=2.0 if name.startswith("v_dual") else 1.0)
+        return Instruction("alu")
     if name.startswith(("s_waitcnt", "s_wait_")):
         return Instruction("other", waits=tuple(_waits(name, " ".join(operands))))
     if name in ("s_branch", "s_endpgm") or name.startswith("s_cbranch"):

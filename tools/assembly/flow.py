@@ -1,6 +1,6 @@
 """Blocks, loops and the path that a wave takes through a kernel.
 
-A path goes from start to end and through each loop as often as it is asked to. Where it branches it
+A path goes from start to end and through each loop once. Where it branches it
 takes one side: that with more bytes in loads of at least 8, then with more instructions. Shapes
 that fit take the wide loads, early ends are for workgroups without work, and what is optional (a
 bias) is on the path. AMD's code for lanes that differ leads through both sides in turn, and so
@@ -10,15 +10,14 @@ takes one side of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 __all__ = ["Block", "Instruction", "Jump", "Loop", "Wait", "blocks_of", "find_loops", "find_path"]
 
 WIDE_BYTES = 8
-# More than all bytes of a path are worth, and more than all detours.
-_DETOUR, _MUST = 1e6, 1e12
+_MUST = 1e12  # more than all bytes of a path are worth
 
 Kind = Literal["alu", "scalar", "load", "scalar load", "shared", "store", "other"]
 
@@ -39,10 +38,9 @@ class Jump(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """Holds what the figures need to know of one instruction."""
+    """Holds what counting needs to know of one instruction."""
 
     kind: Kind
-    cost: float = 1.0  # instructions of a whole wave; narrower ones of Intel count as a part
     n_bytes: float = 0.0  # of a load, per lane of the wave
     binding: int | None = None  # of a load: the buffer; None: by address
     counter: str = ""  # of a load: what its arrival is awaited by
@@ -138,15 +136,11 @@ def _back_edges(blocks: Sequence[Block]) -> set[tuple[int, int]]:
 
 
 def find_path(
-    blocks: Sequence[Block],
-    loops: Sequence[Loop],
-    passes: Callable[[Loop], int],
-    through: Collection[int] = (),
-    avoided: Collection[int] = (),
+    blocks: Sequence[Block], loops: Sequence[Loop], through: int | None = None
 ) -> list[int]:
-    """Return the numbers of the blocks that a wave takes, each loop `passes(loop)` times.
+    """Return the numbers of the blocks that a wave takes, each loop once.
 
-    It leads through the blocks of `through` if it can, then round those `avoided`.
+    It leads through the block `through` if it can.
     """
     followers = _without_loops(blocks, loops)
     best: dict[int, tuple[tuple[float, int], int | None]] = {}
@@ -154,12 +148,12 @@ def find_path(
         worths = [(best[follower][0], follower) for follower in followers[number]]
         behind, follower = max(worths, default=((0.0, 0), None), key=lambda one: one[0])
         own = blocks[number].worth
-        own = own[0] + _MUST * (number in through) - _DETOUR * (number in avoided), own[1]
+        own = own[0] + _MUST * (number == through), own[1]
         best[number] = (own[0] + behind[0], own[1] + behind[1]), follower
     path = [0]
     while (at := best[path[-1]][1]) is not None:
         path.append(at)
-    return list(_repeat(path, loops, passes))
+    return path
 
 
 def _without_loops(blocks: Sequence[Block], loops: Sequence[Loop]) -> list[list[int]]:
@@ -189,23 +183,3 @@ def _last_first(followers: Sequence[Sequence[int]]) -> list[int]:
             seen.add(follower)
             stack.append((follower, iter(followers[follower])))
     return order
-
-
-def _repeat(
-    path: Sequence[int], loops: Sequence[Loop], passes: Callable[[Loop], int]
-) -> Iterable[int]:
-    """Yield a path on which each loop's stretch is repeated, inner loops within outer ones."""
-    at = 0
-    while at < len(path):
-        loop = next((loop for loop in loops if path[at] in loop.blocks), None)
-        if loop is None:
-            yield path[at]
-            at += 1
-            continue
-        end = at
-        while end < len(path) and path[end] in loop.blocks:
-            end += 1
-        inner = [other for other in loops if other.blocks < loop.blocks]
-        for _ in range(passes(loop)):
-            yield from _repeat(path[at:end], inner, passes)
-        at = end

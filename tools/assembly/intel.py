@@ -67,8 +67,7 @@ def _instruction(code: str, wave_lanes: int, bindings: dict[int, int]) -> Instru
         )
     if name in _CONTROL:
         return Instruction("other", waits=waits)
-    # The units are eight lanes wide: narrower instructions take as long.
-    return Instruction("alu", cost=max(lanes, 8) / wave_lanes, waits=waits)
+    return Instruction("alu", waits=waits)
 
 
 def _message(
@@ -92,12 +91,12 @@ def _message(
     else:
         return Instruction("other", waits=waits)
     if unit == "slm":
-        return Instruction("shared", part, counter=token, waits=waits)
+        return Instruction("shared", counter=token, waits=waits)
     if action.startswith("store"):
-        return Instruction("store", part, waits=waits)
+        return Instruction("store", waits=waits)
     binding = None if surface == _STATELESS else bindings.get(surface, -surface)
     kind: Kind = "scalar load" if whole else "load"
-    return Instruction(kind, part, n_bytes * part, binding, counter=token, waits=waits)
+    return Instruction(kind, n_bytes * part, binding, counter=token, waits=waits)
 
 
 def _waits(code: str) -> Iterator[Wait]:
