@@ -3,7 +3,9 @@
     python -m tools.make_demo_model                        # -> vkmoe/data/demo.gguf, mixed types
     python -m tools.make_demo_model --type F32 --out demo-f32.gguf
 
-Owns the mapping of names and the choice of types.  The same input gives the same bytes.
+Owns the choice of types.  The same input gives the same bytes.  The model was trained once, on the
+standard library of CPython 3.11, by a program that the history of this repository has
+(tools/train_demo_model.py).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def heldout_files() -> list[str]:
-    """The files the training script held out: its shuffle of the library as the disk lists it."""
+    """The files that training held out: every 50th of a shuffle, as the disk lists the library."""
     root = sysconfig.get_paths()["stdlib"]
     found = glob(root + "/**/*.py", recursive=True)
     files = [name for name in found if "site-packages" not in name]
