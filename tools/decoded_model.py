@@ -14,6 +14,10 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.hf_names import LAYER_NAMES
+
+TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
 
 def decoded_tensors(model: Path) -> dict[str, NDArray[np.float32]]:
     """Every tensor of a GGUF file as float32, decoded by the gguf package."""
@@ -49,20 +53,7 @@ def write_decoded(model: Path, target: Path) -> None:
 
 def hf_name(name: str) -> str:
     """The transformers name of a GGUF tensor of qwen3moe that is no routed expert."""
-    table = {
-        "token_embd": "model.embed_tokens",
-        "output_norm": "model.norm",
-        "output": "lm_head",
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate_inp": "mlp.gate",
-    }
+    table = TOP_NAMES | LAYER_NAMES
     parts = name.split(".")
     prefix = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
     return f"{prefix}{table[parts[-2]]}.weight"

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.gguf_writer import MetadataValue, describe_tensor, write_gguf
+from tools.hf_names import LAYER_NAMES
 from tools.quantise import quantise
 from vkmoe.gguf_file.header import TensorInfo
 from vkmoe.quants import decode
@@ -34,24 +35,8 @@ NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 # The numbers other programs know mixtures by: all F32, and "mostly Q4_K, medium".
 FILE_TYPE_F32, FILE_TYPE_Q4_K_M = 0, 15
 
-# GGUF name within a layer: Hugging Face name within a layer, or within an expert.
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate_inp": "mlp.gate",
-}
-EXPERT_NAMES = {
-    "ffn_gate_exps": "gate_proj",
-    "ffn_up_exps": "up_proj",
-    "ffn_down_exps": "down_proj",
-}
-
+DENSE = ("ffn_gate", "ffn_up", "ffn_down")  # that no layer of this model has
+EXPERT_NAMES = {f"ffn_{part}_exps": f"{part}_proj" for part in ("gate", "up", "down")}
 
 # The model knows no turns, only code: a conversation is one text that both write in turn.
 CHAT_TEMPLATE = """{{ bos_token }}{% for message in messages %}{{ message.content }}
@@ -87,7 +72,8 @@ def gguf_tensors(source: dict[str, Floats], n_layers: int, n_experts: int) -> di
     for layer in range(n_layers):
         ours, theirs = f"blk.{layer}", f"model.layers.{layer}"
         for name, source_name in LAYER_NAMES.items():
-            tensors[f"{ours}.{name}.weight"] = source[f"{theirs}.{source_name}.weight"]
+            if name not in DENSE:
+                tensors[f"{ours}.{name}.weight"] = source[f"{theirs}.{source_name}.weight"]
         for name, source_name in EXPERT_NAMES.items():
             tensors[f"{ours}.{name}.weight"] = np.stack(
                 [

@@ -1,6 +1,4 @@
-"""Ctrl-C at random moments while experts move on threads: the short form of
-tools/soak_interrupts.py.
-"""
+"""Ctrl-C at random moments while experts move on threads."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.tiny import model_path
-from tools.soak_interrupts import (
+from tests.engine.interrupter import (
     CTX_SIZE,
     TOKENS,
     logits_of,
@@ -22,6 +19,7 @@ from tools.soak_interrupts import (
     rounds,
     threads_left,
 )
+from tests.engine.tiny import model_path
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu.backend import N_COMPILERS, Backend

@@ -1,4 +1,4 @@
-"""Nothing grows while tokens run through a tiny cache: the short form of tools/soak_growth.py."""
+"""Nothing grows while tokens run through a tiny cache."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.engine import growth as growth_module
+from tests.engine.growth import PYTHON_SLACK, RSS_SLACK, Sample, growth, options_of, soak
 from tests.engine.tiny import model_path
-from tools import soak_growth
-from tools.soak_growth import PYTHON_SLACK, RSS_SLACK, Sample, growth, options_of, soak
 from vkmoe.llm import LLM
 
 N_TOKENS, N_SAMPLES = 270, 6
@@ -92,7 +92,7 @@ def test_a_list_that_keeps_something_of_each_token_is_noticed(
         kept.append(bytearray(40_000))
         return take(n_tokens, device_bytes)
 
-    monkeypatch.setattr(soak_growth.Sample, "take", leaky)
+    monkeypatch.setattr(growth_module.Sample, "take", leaky)
     tracemalloc.start()
     try:
         with LLM(TINY, ctx_size=64, expert_slots=1) as llm:
@@ -105,8 +105,8 @@ def test_a_list_that_keeps_something_of_each_token_is_noticed(
 def test_where_the_system_does_not_tell_of_memory_and_files_the_rest_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(soak_growth, "STATUS", tmp_path / "status")
-    monkeypatch.setattr(soak_growth, "OPEN_FILES", tmp_path / "fd")
+    monkeypatch.setattr(growth_module, "STATUS", tmp_path / "status")
+    monkeypatch.setattr(growth_module, "OPEN_FILES", tmp_path / "fd")
     tracemalloc.start()
     try:
         sample = Sample.take(5, [1, 2])

@@ -1,6 +1,6 @@
 """Placement never changes the answer: slots, policies, residents and slow copies, to the bit.
 
-Every pair of choices meets here; tools/soak_placement.py runs the full product.
+Every pair of choices meets here; tools/soak.py draws from the full product.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.interrupter import Interrupter, options_of
 from tests.engine.tiny import model_path
-from tools import soak_placement
-from tools.soak_cases import COPIES, RESIDENTS, ModelFacts, draw, script
-from tools.soak_interrupts import Interrupter, options_of
+from tools import soak
+from tools.soak import COPIES, RESIDENTS, ModelFacts, draw, script
 
 FACTS = ModelFacts(
     n_vocab=300, n_layers=3, n_experts=16, n_used=2, experts_bytes=48_000, least_pool=9_000
@@ -56,13 +56,13 @@ def test_a_script_is_made_of_sequences() -> None:
 def test_a_case_is_run_and_a_wrong_bit_noticed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    right = soak_placement._right(str(model_path("moe_odd")), tmp_path, n_tokens=8)
+    right = soak._right(str(model_path("moe_odd")), tmp_path, n_tokens=8)
     case = draw(4, right.facts)
-    assert not soak_placement._judge(right, case, 0, "again")
+    assert not soak._judge(right, case, 0, "again")
     assert "same" in capfd.readouterr().out
     right.digests[0][-1] = "of other logits"
     with pytest.raises(SystemExit, match="DIFFERENT at step 7"):
-        soak_placement._judge(right, case, 0, "again")
+        soak._judge(right, case, 0, "again")
 
 
 def test_ctrl_c_comes_unless_it_is_too_late() -> None:

@@ -16,6 +16,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.hf_names import LAYER_NAMES
 from tools.tiny_models.drawing import Draw, Quantised, Tensors, Weights
 from tools.tiny_models.routing import Groups
 from tools.tiny_models.vocabulary import add_vocabulary, vocabulary
@@ -223,20 +224,7 @@ class TinyModel:
 
     def hf_names(self) -> dict[str, str]:
         """Transformers' name of each tensor of a layer that has one of its own."""
-        return {
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_output": "self_attn.o_proj",
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate_inp": "mlp.gate",
-            "ffn_gate": "mlp.gate_proj",
-            "ffn_up": "mlp.up_proj",
-            "ffn_down": "mlp.down_proj",
-        }
+        return LAYER_NAMES
 
     @property
     def groups(self) -> Groups | None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import gguf
 
-__all__ = ["add_vocabulary", "byte_tokens", "vocabulary"]
+from tools.synthetic.vocabulary import byte_tokens
+
+__all__ = ["add_vocabulary", "vocabulary"]
 
 _MERGES = """
 Ġ t|Ġ a|i n|h e|r e|o n|Ġt he|e r|Ġ s|a t|Ġ o|e n|Ġ c|i t|i s|a n|o r|e s|Ġ b|e d|Ġ f|in g|Ġ p|o u
 Ġa n|a l|a r|Ġt o|Ġ m|Ġo f|Ġ in|Ġ d|Ġ h|Ġan d|i c|l e|a s|Ġ re|s e|l f|se lf|Ċ Ġ
 """
 MERGES = tuple(pair for line in _MERGES.split("\n") for pair in line.split("|") if pair)
-
-
-def byte_tokens() -> list[str]:
-    """The 256 printable stand-ins of byte-level BPE, by byte value (GPT-2's published rule)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    spare = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
 def vocabulary() -> list[str]:

@@ -1,24 +1,17 @@
-"""Ctrl-C at random moments while experts move: the text after it is the same, and nothing is left.
+"""Ctrl-C at random moments while experts move, or while a model is opened and closed.
 
-    python -m tools.soak_interrupts [--minutes 5] [--seed 0] [--model m.gguf]
-    python -m tools.soak_interrupts --opening       Ctrl-C while models are opened and closed
-
-Each round runs a few tokens into a Ctrl-C, and then the same ones from the start, which must have
-the logits of an engine with all experts resident. A timer's signal stands for Ctrl-C: it raises
+A round runs a few tokens into a Ctrl-C, and then the same ones from the start, which must have the
+logits of an engine with all experts resident. A timer's signal stands for Ctrl-C: it raises
 KeyboardInterrupt wherever the engine is. A round that takes longer than 10 s ends the process with
 the stacks of all threads.
 """
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import gc
-import logging
-import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +23,6 @@ import numpy as np
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu import _native as native
-from vkmoe.llm import demo_model_path
 
 __all__ = ["LIMIT_S", "WAYS", "Interrupter", "logits_of", "rounds"]
 
@@ -156,38 +148,3 @@ def left(before: dict[str, int]) -> dict[str, int]:
 def threads_left() -> list[str]:
     """The threads of vkmoe that live."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("vkmoe")]
-
-
-def main() -> int:
-    """The command line."""
-    os.environ.setdefault("VKMOE_DEVICE", "vulkan")  # on the CPU no expert moves
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", type=Path, default=demo_model_path())
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--opening", action="store_true")
-    options = parser.parse_args()
-    logging.getLogger("vkmoe").setLevel(logging.ERROR)
-    with Engine(options.model, EngineConfig(ctx_size=CTX_SIZE)) as engine:
-        wanted = logits_of(engine, TOKENS)
-        n_bytes = next(line.n_bytes for line in engine.plan.lines if line.item == "experts")
-    give_up, seed, total = time.monotonic() + 60 * options.minutes, options.seed, 0
-    while time.monotonic() < give_up:
-        way = list(WAYS)[seed % len(WAYS)]
-        rng, chosen = random.Random(seed), options_of(way, n_bytes)
-        print(f"--seed {seed}: {way}", end="", flush=True)
-        if options.opening:
-            n = opening(options.model, chosen, rng, 10)
-        else:
-            config = EngineConfig(ctx_size=CTX_SIZE, **chosen)
-            with Engine(options.model, config, checks=seed % 2 == 0) as engine:
-                n = rounds(engine, wanted, rng, 25)
-        assert not threads_left(), f"left: {threads_left()}"
-        print(f": {n} interrupted", flush=True)
-        total, seed = total + n, seed + 1
-    print(f"{total} times Ctrl-C, the same logits after each")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

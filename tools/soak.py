@@ -1,29 +1,54 @@
-"""Random ways to run a model, for tools/soak_placement.py: what is drawn, and what goes wrong.
+"""The law of the project at random, for as long as you like: placement never changes a bit.
 
-A case is a pure function of its seed and the model. Owns no engine and compares nothing.
+    python -m tools.soak [MODEL ...] [--minutes 20 | --runs 50] [--tokens 96]
+    python -m tools.soak MODEL --seed 1234 --runs 1        the same case again
+
+A case is a random choice of executor, slots, predictor, way of a miss, promotion, host pool,
+policy, admission, residents, link, and of what happens to copies and reads. Each runs random
+sequences in an engine of its own, most with all checks on; logits must be those with all experts
+resident, no heap may hold more than planned, and no thread may be left. MODEL is a file, or "mixed"
+for one whose experts differ in size; by default the demo model, an odd one and that. What a case is
+follows from its seed, when its threads do what does not. Exits with 1 at the first difference.
 """
 
 from __future__ import annotations
 
+import argparse
+import faulthandler
+import hashlib
+import logging
+import os
 import random
+import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.engine.tiny import mixed_model, model_path
 from vkmoe.config import EngineConfig
-from vkmoe.errors import GpuError
+from vkmoe.engine import Engine
+from vkmoe.errors import GpuError, UsageError
+from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.store.copies import Copy, Upload, Uploader
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.llm import demo_model_path
 from vkmoe.placement import expert_memory
+from vkmoe.placement.pools import SlotLayout
+from vkmoe.weights.sizes import weight_bytes
 
-__all__ = ["RESIDENTS", "Case", "ModelFacts", "Step", "disturbed", "draw", "script"]
-
+N_SCRIPTS = 5  # whose right logits are computed once for all cases
+CTX_SIZE = 48
+LIMIT_S = 300  # of one case; then all stacks are printed
 RESIDENTS: dict[str, dict[str, Any]] = {
     "none": {"moe_warmpin": 0},
     "warmpin": {"moe_warmpin": 2, "moe_warmpin_after": 8},
@@ -200,3 +225,138 @@ def disturbed(case: Case) -> Iterator[None]:
         patch("vkmoe.engine.link_of_misses", lambda device: case.link),
     ):
         yield
+
+
+# ----- runs -----
+
+
+class Right(NamedTuple):
+    """A model, and what each script makes of it with all experts resident."""
+
+    name: str  # as given
+    model: Path
+    facts: ModelFacts
+    scripts: list[list[Step]]
+    digests: list[list[str]]
+
+
+def main() -> None:
+    """Run cases and print one line for each."""
+    os.environ.setdefault("VKMOE_DEVICE", "vulkan")  # on the CPU no expert moves
+    options = _options()
+    logging.getLogger("vkmoe").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        mixed = mixed_model(Path(folder) / "mixed.gguf")
+        all_right = [_right(name, mixed, options.tokens) for name in options.models]
+        _run_random(all_right, options)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    everything = [str(demo_model_path()), str(model_path("moe_odd")), "mixed"]
+    parser.add_argument("models", nargs="*", default=everything)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--runs", type=int, help="how many cases (default: without end)")
+    parser.add_argument("--minutes", type=float, help="no case begins later than that")
+    return parser.parse_args()
+
+
+def _run_random(all_right: list[Right], options: argparse.Namespace) -> None:
+    started, n_refused, n_runs = time.monotonic(), 0, 0
+    for seed in count(options.seed):
+        if seed - options.seed == options.runs:
+            break
+        if options.minutes and time.monotonic() - started > 60 * options.minutes:
+            break
+        right = all_right[seed % len(all_right)]
+        case = draw(seed, right.facts)
+        again = f"{right.name} --seed {seed} --runs 1 --tokens {options.tokens}"
+        refused = _judge(right, case, seed % N_SCRIPTS, again)
+        n_refused += refused
+        n_runs += not refused
+    print(f"{n_runs} runs of {options.tokens} tokens, the same bits, {n_refused} refused, "
+          f"{time.monotonic() - started:.0f} s")  # fmt: skip
+
+
+def _judge(right: Right, case: Case, number: int, again: str) -> bool:
+    """Run a case; whether its options were refused. Exits at a difference."""
+    began, before = time.monotonic(), set(threading.enumerate())
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    print(f"{again}: {case}", flush=True)
+    try:
+        with disturbed(case):
+            rate = _differ(right, case, number)
+    except UsageError as error:
+        print(f"    refused: {error}", flush=True)
+        return True
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    if left:
+        sys.exit(f"DIFFERENT: threads are left: {left}")
+    print(f"    same  {rate}  {time.monotonic() - began:.1f} s", flush=True)
+    return False
+
+
+def _differ(right: Right, case: Case, number: int) -> str:
+    """Run a script in a case; what moved. Exits at the first logits that differ."""
+    steps, wanted = right.scripts[number], right.digests[number]
+    seed = None if case.warm is None else History(case.warm)
+    with Engine(right.model, case.config(CTX_SIZE), checks=case.checks, seed=seed) as engine:
+        for index, found in enumerate(_digests(engine, steps)):
+            if found != wanted[index]:
+                sys.exit(f"DIFFERENT at step {index} of script {number}: {steps[index]}")
+            _check_memory(engine)
+        engine.settle()
+        assert engine.profiler is not None
+        rate = f"{engine.profiler.served().total.hit_rate or 0:6.1%} hits"
+        cache = engine.cache
+        if cache is not None:
+            done = cache.counters
+            rate += f" {done.n_uploads} copied {done.n_landed} landed {done.n_cancelled} cancelled"
+            rate += f" {done.n_failed_uploads} failed {done.n_hinted} hinted"
+            if cache.pool is not None:
+                rate += f"; read {cache.pool.counters.n_reads}, {cache.pool.counters.n_failed} bad"
+        return rate
+
+
+def _check_memory(engine: Engine) -> None:
+    planned = engine.plan.heap_totals()
+    for heap, n_bytes in enumerate(engine.device.native.memory_peak_bytes()):
+        if n_bytes > planned.get(heap, 0):
+            sys.exit(f"DIFFERENT: heap {heap} held {n_bytes:,}, planned {planned}")
+
+
+def _digests(engine: Engine, steps: list[Step]) -> Iterator[str]:
+    """Of the logits after each step; empty where none were asked for."""
+    for token, position, with_logits in steps:
+        engine.run_token(token, position, with_logits)
+        if with_logits:
+            logits = engine.full_logits()
+            assert not np.isnan(logits).any(), f"NaN at {position}"
+            yield hashlib.sha256(logits.tobytes()).hexdigest()
+        else:
+            yield ""
+
+
+def _right(name: str, mixed: Path, n_tokens: int) -> Right:
+    model = mixed if name == "mixed" else Path(name)
+    with Engine(model, EngineConfig(ctx_size=CTX_SIZE)) as engine:
+        experts, tensors = engine.spec.experts, engine.model.tensors
+        if experts is None:
+            sys.exit(f"{model} has no experts")
+        spans = weight_bytes(tensors).spans
+        layout = SlotLayout(engine.device.info, spans, experts.n_experts, experts.n_used)
+        facts = ModelFacts(
+            engine.n_vocab, len(spans), experts.n_experts, experts.n_used,
+            sum(spans) * experts.n_experts, layout.least_host_bytes,
+        )  # fmt: skip
+        scripts = [script(facts, number, n_tokens, CTX_SIZE) for number in range(N_SCRIPTS)]
+        return Right(
+            name, model, facts, scripts, [list(_digests(engine, steps)) for steps in scripts]
+        )
+
+
+if __name__ == "__main__":
+    main()

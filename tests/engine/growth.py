@@ -1,23 +1,15 @@
-"""Run thousands of tokens through a tiny expert cache and see that nothing grows.
-
-    python tools/soak_growth.py                      10,000 tokens, one slot in each layer
-    python tools/soak_growth.py --way pool --model m.gguf --slots 8 --tokens 50000
+"""What a process holds while tokens run through a tiny expert cache, and what of it grew.
 
 Watches resident memory, Python's own memory (tracemalloc), threads, open files, Vulkan objects and
-the bytes of device memory. Prints a table and exits with 1 if one of them grew after the first
-third, or a thread is left at the end. A way is how experts move: `plain`, between tokens;
-`overlap`, beside them; `kept`, as they are read; `pool`, so and from a small host pool.
+the bytes of device memory. A way is how experts move: `plain`, between tokens; `overlap`, beside
+them; `kept`, as they are read; `pool`, so and from a small host pool.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import os
 import statistics
-import sys
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vkmoe.gpu import _native as native
-from vkmoe.llm import LLM, demo_model_path
+from vkmoe.llm import LLM
 
 CTX_SIZE = 128
 PROMPT_TOKENS, REPLY_TOKENS = 10, 30  # of each reply in the soak
@@ -127,47 +119,3 @@ def _rss_bytes() -> int:
         return 0
     lines = (line.split() for line in STATUS.read_text().splitlines())
     return next(int(words[1]) << 10 for words in lines if words and words[0] == "VmRSS:")
-
-
-def _row(sample: Sample) -> str:
-    mib = (sample.rss_bytes / 2**20, sample.python_bytes / 2**20, sample.python_peak / 2**20)
-    device = sum(sample.device_bytes) / 2**20
-    return (
-        f"{sample.n_tokens:7} {mib[0]:9.1f} {mib[1]:9.3f} {mib[2]:9.3f} "
-        f"{sample.n_threads:8} {sample.n_files:6} {sample.n_objects:8} {device:11.2f}"
-    )
-
-
-def main() -> int:
-    """The command line."""
-    os.environ.setdefault("VKMOE_DEVICE", "vulkan")  # on the CPU no expert moves
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", type=Path, default=demo_model_path())
-    parser.add_argument("--tokens", type=int, default=10_000)
-    parser.add_argument("--slots", type=int, default=1, help="per layer (default: 1)")
-    parser.add_argument("--way", choices=WAYS, default="plain")
-    options = parser.parse_args()
-    if options.tokens < N_SAMPLES * (PROMPT_TOKENS + REPLY_TOKENS):
-        parser.error(f"--tokens must be at least {N_SAMPLES * (PROMPT_TOKENS + REPLY_TOKENS)}")
-    chosen = options_of(options.way, options.model, options.slots)
-    tracemalloc.start()
-    started, samples, n_threads = time.monotonic(), [], threading.active_count()
-    with LLM(options.model, **chosen) as llm:
-        print(f"{llm.spec.name} on {llm.device_info.name}: {chosen}")
-        print(" tokens   RSS MiB   py  MiB  peak MiB  threads  files  objects  device MiB")
-        for sample in soak(llm, options.tokens):
-            samples.append(sample)
-            print(_row(sample), flush=True)
-        assert llm.engine.cache is not None
-        counters = llm.engine.cache.counters
-    print(f"{counters.n_uploads:,} uploads, {counters.n_landed:,} landed, "
-          f"{counters.n_evictions:,} evictions, {time.monotonic() - started:.0f} s")  # fmt: skip
-    found = growth(samples)
-    if threading.active_count() > n_threads:
-        found.append(f"threads are left: {threading.enumerate()}")
-    print("\n".join(found) or "nothing grew")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
