@@ -1,5 +1,11 @@
 """Turns a model's file into its description, and that into a program; arch/ has the architectures.
 
+A program has decode rows (1, 2, 4 or 8) or the rows of a prompt's chunk. The two kinds differ by
+rounding, never by their number. Decode rows are computed one after the other or side by side, each
+as if it were alone. Kernels of prompts read each weight once for a tile of rows; pairs of a row and
+a chosen expert are sorted by expert, and the results of a row are added up by rank, so that no sum
+depends on the sorting. Experts without a slot may be brought to the device once for each chunk.
+
 An open file holds what was read of it before any weights: it is opened once for each load and
 handed on. Weights arrive as matrices with addresses: nothing here sees a byte offset.
 """
