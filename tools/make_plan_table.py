@@ -10,7 +10,7 @@ a table shows what memory does.  Of the RAM 2 GiB are in use.  `plan_of` and `MA
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -121,10 +121,23 @@ def _whole(cells: Cells) -> str:
     columns = [f"{card} GB card" for card in CARDS] + ["integrated"]
     lines = [f"| model | RAM | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
     for preset, (_, name) in MODELS.items():
-        for ram in RAMS:
-            row = [cells.get((preset, card, ram), "") for card in (*CARDS, 0)]
-            lines.append(f"| {name} | {ram} GB | {' | '.join(row)} |")
+        rows = [[cells.get((preset, card, ram), "") for card in (*CARDS, 0)] for ram in RAMS]
+        for alike in _alike(rows):
+            rams = " to ".join(str(RAMS[i]) for i in sorted({alike[0], alike[-1]}))
+            lines.append(f"| {name} | {rams} GB | {' | '.join(rows[alike[0]])} |")
     return "\n".join(lines) + "\n"
+
+
+def _alike(rows: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Group neighbours among rows that say the same; an empty cell says nothing."""
+    groups = [[0]]
+    for number, row in enumerate(rows[1:], 1):
+        first = rows[groups[-1][0]]
+        if all(not new or new == old for new, old in zip(row, first, strict=True)):
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
 
 
 def _short(cells: Cells) -> str:
