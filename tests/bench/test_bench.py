@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+
+from bench.command import run_main
+from vkmoe.execute import recorder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STUB = Path(__file__).resolve().parent / "stub"
@@ -23,11 +28,28 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--cache", str(tmp_path_factory.mktemp("models"))]
 
 
-def run(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"bench.{name}", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
-    )
+class Done(NamedTuple):
+    """What a benchmark left when it ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(name: str, *arguments: str, **environment: str) -> Done:
+    """Run a benchmark in this process, which spares its start; workers have their own."""
+    module, out, err, code = import_module(f"bench.{name}"), StringIO(), StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        patch.setattr(recorder, "cut_at_marks", recorder.cut_at_marks)  # which SlowPrompts replaces
+        for key, value in environment.items():
+            patch.setenv(key, value)
+        try:
+            run_main(module.main)
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            code = end.code
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def document(name: str, *arguments: str, **environment: str) -> dict[str, Any]:
