@@ -1,7 +1,6 @@
-"""How near predicted times of tokens come to measured ones, and what plans gain beside older ones.
+"""How near predicted times of tokens come to measured ones.
 
 python -m bench.plans --record
-python -m bench.plans --beside CHECKOUT --record
 python -m bench.plans --only "cache, half" "experts exchange"
 
 Each setting is a machine: lavapipe as it is, or as a card with memory of its own; the host pool,
@@ -9,9 +8,8 @@ link and disk as they are, or bounded and slowed (plans_worker.py says how). Mod
 an OLMoE of real size with 4 layers, and one like Mixtral with 16 layers of smaller matrices. Tokens
 are those of a text, or any of the vocabulary: these use most experts. Beside each turn the speeds
 of the machine are measured anew, and what the cost model predicts at these is held against the
-turn: a setting passes if the median ratio is within 30 %. With `--beside`, the same setting runs in
-another checkout, in turns: the ratio must be at least 0.97, and at least 2 where the other one read
-the file and this one does not. Loading must take no more memory than is planned, and 5 % of that.
+turn: a setting passes if the median ratio is within 30 %. Loading must take no more memory
+than is planned, and 5 % of that.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -30,21 +28,20 @@ from typing import Any
 
 import numpy as np
 
-from bench.arms import Arms
 from bench.command import command_line, finish, run_main
 from bench.models import custom_model, default_cache, shape_of
 from bench.routing import PROMPTS, prompt_text
 from bench.worker import Worker
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.bench.measure import MIN_REPEATS, Row
+from vkmoe.bench.measure import Row, summarise
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.llm import read_tokenizer
 from vkmoe.models import open_model
 
 ROOT = Path(__file__).resolve().parent.parent
-ERROR, LEAST, LEAST_OVER_FILE, MORE_MEMORY = 0.3, 0.97, 2.0, 0.05
+ERROR, MORE_MEMORY = 0.3, 0.05
 CONTEXT = 512
-MB, THIS, OTHER = 10**6, "this", "beside"
+MB = 10**6
 # As slow beside lavapipe as a drive of 3 GB/s beside a card that reads 360 GB/s.
 AS_A_DRIVE = 6e6  # bytes per second
 MODELS = {
@@ -67,7 +64,6 @@ class Setting:
     link: float | None = None  # bytes per second
     file: float | None = None
     varied: bool = False  # the tokens: any of the vocabulary, so that most experts are used
-    compared: bool = False  # with the other checkout
 
 
 def _mode(name: str, **options: Any) -> dict[str, Any]:
@@ -79,53 +75,45 @@ SETTINGS = (
     Setting("experts on the CPU", "olmoe", _mode("cpu")),
     Setting("experts of 2 of 4 layers on the CPU", "olmoe", {"n_cpu_moe": 2}),
     Setting("hybrid, half", "olmoe", _mode("hybrid"), 1400 * MB),
-    Setting("cache, half", "olmoe", _mode("cache"), 1400 * MB, compared=True),
-    Setting("cache, a slow link", "olmoe", _mode("cache"), 1400 * MB, link=200e6, compared=True),
+    Setting("cache, half", "olmoe", _mode("cache"), 1400 * MB),
+    Setting("cache, a slow link", "olmoe", _mode("cache"), 1400 * MB, link=200e6),
     Setting(
         *("cache, a slow link, gathered", "olmoe", _mode("cache", miss="gather"), 1400 * MB),
         link=200e6,
     ),
-    Setting("no choice made", "olmoe", compared=True),
-    Setting("no choice made, a card for half", "olmoe", card=1400 * MB, compared=True),
+    Setting("no choice made", "olmoe"),
+    Setting("no choice made, a card for half", "olmoe", card=1400 * MB),
     Setting(
         *("experts exchange", "olmoe", {"host_pool": "500MiB"}, 1400 * MB),
         varied=True,
-        compared=True,
     ),
     Setting(
         *("experts exchange, a disk as slow", "olmoe", {"host_pool": "500MiB"}, 1400 * MB),
         file=AS_A_DRIVE,
         varied=True,
-        compared=True,
     ),
-    Setting("a part in the file", "olmoe", {"host_pool": "300MiB"}, 1150 * MB, compared=True),
+    Setting("a part in the file", "olmoe", {"host_pool": "300MiB"}, 1150 * MB),
     Setting(
         *("a part in the file, a slow disk", "olmoe", {"host_pool": "300MiB"}, 1150 * MB),
         file=50e6,
-        compared=True,
     ),
     Setting("like Mixtral: all on a card", "mixtral", _mode("resident"), 2000 * MB),
-    Setting("like Mixtral: cache", "mixtral", _mode("cache"), 950 * MB, compared=True),
+    Setting("like Mixtral: cache", "mixtral", _mode("cache"), 950 * MB),
     Setting(
         *("like Mixtral: experts exchange, a disk as slow", "mixtral", {"host_pool": "250MiB"}),
         1100 * MB,
         file=AS_A_DRIVE,
         varied=True,
-        compared=True,
     ),
     Setting("like Mixtral: hybrid", "mixtral", _mode("hybrid"), 950 * MB),
-    Setting("like Mixtral: no choice made", "mixtral", compared=True),
+    Setting("like Mixtral: no choice made", "mixtral"),
 )
-SMALLEST = Setting(
-    "tiny", "tiny", _mode("cache", expert_slots=4), 800 * MB, link=50e6, compared=True
-)
+SMALLEST = Setting("tiny", "tiny", _mode("cache", expert_slots=4), 800 * MB, link=50e6)
 
 
 def main() -> None:
     """Run the settings one after another, and say which pass."""
     parser = command_line(__doc__)
-    parser.add_argument("--beside", type=Path, help="another checkout, with its .venv")
-    parser.add_argument("--beside-python", type=Path, help="its interpreter (default: its .venv's)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="settings, by their names")
     parser.add_argument("--tokens", type=int, default=6, help="in each turn (default: 6)")
     parser.add_argument("--warm", type=int, default=24, help="tokens before them (default: 24)")
@@ -139,7 +127,7 @@ def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for setting in chosen:
-            found[setting.name] = _Run(setting, options, card, Path(folder)).results()
+            found[setting.name] = _Run(setting, options, Path(folder)).results()
     failed = [name for name, each in found.items() if not all(each["passes"].values())]
     print(f"\n{len(found) - len(failed)} of {len(found)} settings pass; not: {failed or 'none'}")
     finish("plans", card, {"settings": found}, options.record)
@@ -150,10 +138,10 @@ def _names() -> list[str]:
 
 
 class _Run:
-    """Runs one setting, in this checkout and in the other one."""
+    """Runs one setting."""
 
-    def __init__(self, setting: Setting, options: Any, card: dict[str, Any], folder: Path) -> None:
-        self._setting, self._options, self._card, self._folder = setting, options, card, folder
+    def __init__(self, setting: Setting, options: Any, folder: Path) -> None:
+        self._setting, self._options, self._folder = setting, options, folder
         name = f"plans-{setting.model}"
         self._model = custom_model(name, MODELS[setting.model], "q4_k_m", options.cache)
         with open_model(self._model) as model:
@@ -167,65 +155,36 @@ class _Run:
         self._pieces = [tokens[a:b] for a, b in pairwise(ends)]
 
     def results(self) -> dict[str, Any]:
-        """Measure in turns; print and return what was found."""
+        """Measure; print and return what was found."""
         print(self._setting.name, flush=True)
-        speeds = Arms("tok/s")
-        answers: dict[str, list[dict[str, Any]]] = {}
-        with ExitStack() as running:
-            arms = {arm: running.enter_context(each) for arm, each in self._workers().items()}
-            answers = {arm: [] for arm in arms}
-            for worker in arms.values():
-                worker.turn(self._pieces[0])
-            for index, piece in enumerate(self._pieces[1:]):
-                for arm in arms if index % 2 == 0 else reversed(arms):
-                    answers[arm].append(arms[arm].turn(piece))
-                    speeds.add(arm, len(piece) / answers[arm][-1]["seconds"])
-            plans = {arm: worker.card for arm, worker in arms.items()}
-        found: dict[str, Any] = {
-            arm: {
-                "row": Row(arm, speeds.summary(arm), "tok/s", "host_wall", _described(plans[arm])),
-                **plans[arm],
-                **_medians(answers[arm]),
-            }
-            for arm in arms
-        }
-        found |= self._judged(found, answers[THIS], speeds)
-        for arm in arms:
-            print(f"  {found[arm]['row']}")
-        print("  " + "; ".join(f"{k} {v}" for k, v in found.items() if k not in arms), flush=True)
-        return found
+        with self._worker() as worker:
+            worker.turn(self._pieces[0])
+            answers = [worker.turn(piece) for piece in self._pieces[1:]]
+            plan = worker.card
+        n = len(self._pieces[1])
+        speed = summarise([n / answer["seconds"] for answer in answers])
+        row = Row("this", speed, "tok/s", "host_wall", _described(plan))
+        judged = self._judged(plan, answers, n)
+        print(f"  {row}\n  " + "; ".join(f"{k} {v}" for k, v in judged.items()), flush=True)
+        return {"this": {"row": row, **plan, **_medians(answers)}, **judged}
 
     def _judged(
-        self, found: dict[str, Any], answers: Sequence[dict[str, Any]], speeds: Arms
+        self, plan: Mapping[str, Any], answers: Sequence[dict[str, Any]], n: int
     ) -> dict[str, Any]:
-        """Compare with what was predicted, planned, and measured in the other checkout."""
-        this, n = found[THIS], len(self._pieces[1])
+        """Compare with what was predicted and planned."""
         ratios = {
             name: round(median(x[key] * n / x["seconds"] / 1e3 for x in answers), 3)
             for name, key in (("predicted", "ms"), ("at_known_hits", "ms_at_hits"))
         }
-        memory = round(this["peak_bytes"] / this["plan_bytes"], 3)
+        memory = round(plan["peak_bytes"] / plan["plan_bytes"], 3)
         passes = {
             "predicted": 1 - ERROR <= ratios["predicted"] <= 1 + ERROR,
             "memory": memory <= 1 + MORE_MEMORY,
         }
-        made: dict[str, Any] = {**ratios, "peak_over_plan": memory, "passes": passes}
-        if OTHER in found and len(answers) >= MIN_REPEATS:
-            gain = made["over_other"] = speeds.ratio(THIS, OTHER, self._card)
-            read = bool(found[OTHER]["file_share"]) and not this["file_share"]
-            passes["speed"] = gain.median >= (LEAST_OVER_FILE if read else LEAST)
-        return made
-
-    def _workers(self) -> dict[str, Any]:
-        arms = {THIS: self._worker(ROOT, Path(sys.executable))}
-        if self._options.beside and self._setting.compared:
-            other = self._options.beside.resolve()
-            python = self._options.beside_python or other / ".venv" / "bin" / "python"
-            arms[OTHER] = self._worker(other, python)
-        return arms
+        return {**ratios, "peak_over_plan": memory, "passes": passes}
 
     @contextmanager
-    def _worker(self, checkout: Path, python: Path) -> Iterator[Worker]:
+    def _worker(self) -> Iterator[Worker]:
         """Start a worker that remembers nothing of other settings."""
         setting = vars(self._setting)
         asked = {key: setting[key] for key in ("card", "link", "file")}
@@ -233,11 +192,11 @@ class _Run:
         asked |= {"model": str(self._model), "device": self._options.device}
         kept = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         with tempfile.TemporaryDirectory(dir=self._folder) as cache:
-            changes = {"PYTHONPATH": str(checkout), "XDG_CACHE_HOME": cache}
+            changes = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": cache}
             changes["MESA_SHADER_CACHE_DIR"] = str(Path(kept) / "mesa_shader_cache")
             program = str(ROOT / "bench" / "plans_worker.py")
-            command = [str(python), program, json.dumps(asked)]
-            with Worker(str(checkout.name), command, os.environ | changes, checkout) as worker:
+            command = [sys.executable, program, json.dumps(asked)]
+            with Worker("vkmoe", command, os.environ | changes, ROOT) as worker:
                 yield worker
 
 

@@ -1,7 +1,6 @@
 """One engine for bench/plans.py, on a machine that is as bounded and as slow as asked.
 
-Runs with the package of any checkout that has `Engine`, `choose_mode` and `slow_link.throttle`. The
-first line says what was planned, and the memory that loading took. Then stdin asks
+The first line says what was planned, and the memory that loading took. Then stdin asks
 `{"do": "turn", "tokens": [...]}`, one JSON document a line; the answer has the seconds that these
 tokens took, what was found where, and what is predicted of them at the speeds of that moment.
 
@@ -16,7 +15,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import Any
 from bench.command import run_main
 from bench.slow_link import SlowLink, throttle
 from vkmoe.config import EngineConfig
+from vkmoe.devices import open_device
 from vkmoe.engine import Engine
 from vkmoe.facts import DeviceInfo, Heap
 from vkmoe.gpu import device as gpu_device
@@ -34,6 +33,7 @@ from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.llm import read_tokenizer
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import open_model
+from vkmoe.placement.forecast import cost, measured, speeds
 from vkmoe.weights import span_reader
 
 HOST_HEAP = 64 << 30
@@ -105,12 +105,9 @@ def _behind(found: LinkSpeed | None, link: float) -> LinkSpeed | None:
 
 
 def _measure(config: EngineConfig, model: Path) -> None:
-    """Measure the machine as `vkmoe plan` does, if the package has that."""
-    with suppress(ImportError):
-        measured = import_module("vkmoe.placement.forecast.measured")
-        devices = import_module("vkmoe.devices")
-        with devices.open_device(config.device, False, config.threads) as device:
-            measured.measure_speeds(device, model, config.threads)
+    """Measure the machine as `vkmoe plan` does."""
+    with open_device(config.device, False, config.threads) as device:
+        measured.measure_speeds(device, model, config.threads)
 
 
 class _Peak:
@@ -177,13 +174,9 @@ def _predicted(
 ) -> dict[str, Any]:
     """Predict the milliseconds of a token of the plan; `..._at_hits`: had its hits been known.
 
-    At the speeds of now: other programs come and go. Nothing, if the package predicts no time.
+    At the speeds of now: other programs come and go.
     """
-    if not hasattr(decided[-1], "machine"):
-        return {}
-    made, cost = decided[-1], import_module("vkmoe.placement.forecast.cost")
-    measured = import_module("vkmoe.placement.forecast.measured")
-    speeds = import_module("vkmoe.placement.forecast.speeds")
+    made = decided[-1]
     link = import_module("vkmoe.engine").link_of_misses(engine.device)
     now = measured.measure_speeds(engine.device, model).over_link(link)
     machine = replace(

@@ -32,13 +32,23 @@ DEMO_MODEL = ROOT / "vkmoe" / "data" / "demo.gguf"
 GPT_OSS = ROOT / "tests" / "fixtures" / "models" / "gptoss_mxfp4.gguf"
 # Of what a document shows as printed: a driver that rounds otherwise may choose other experts.
 TOLERANCE = 0.03
+
+
+def _marks(path: Path, command: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Leave to CI what is slow, and other pages than README, whose options others test too."""
+    is_slow = re.match("vkmoe (tune|selftest|perplexity)", command)
+    return (pytest.mark.full,) if is_slow or path.name != "README.md" else ()
+
+
 SHOWN = [
-    pytest.param(*pair, id=f"{path.name}-{command_lines(pair[0])[-1].split(' -')[0]}")
+    pytest.param(
+        *pair, id=f"{path.name}-{command_lines(pair[0])[-1].split(' -')[0]}", marks=pytest.mark.full
+    )
     for path in DOCUMENTS
     for pair in shown_outputs(path.read_text())
 ]
 COMMANDS = [
-    pytest.param(command, id=f"{path.name}-{command}")
+    pytest.param(command, id=f"{path.name}-{command}", marks=_marks(path, command))
     for path in DOCUMENTS
     for script in blocks(path.read_text(), "bash")
     for command in command_lines(script)
@@ -111,6 +121,7 @@ def _alike(shown: str, printed: str) -> bool:
     return all(abs(a - b) <= TOLERANCE * a for a, b in zip(*numbers, strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", INSTALLS)
 def test_pip_finds_what_is_to_be_installed(what: str) -> None:
     """In the checkout, with nothing but what the test's environment has."""

@@ -33,6 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_the_metadata_says_what_it_is(built: Path) -> None:
     (file,) = built.glob("*.dist-info/METADATA")
     metadata = Metadata.from_email(file.read_bytes())  # raises where a field is not as it must be
@@ -45,6 +46,7 @@ def test_the_metadata_says_what_it_is(built: Path) -> None:
     assert {"Linux", "3.11", "3.13", "3.14"} <= systems
 
 
+@pytest.mark.full
 def test_wheel_and_source_distribution_hold_the_licences(built: Path) -> None:
     (info,) = built.glob("*.dist-info")
     (archive,) = built.glob("*.tar.gz")

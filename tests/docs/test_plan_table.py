@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.needs import need_cpu
 from tools.make_plan_table import pages
 
 
+@pytest.mark.full
 def test_the_tables_are_current() -> None:
     """After a change of what is planned or predicted, run tools/make_plan_table.py."""
     need_cpu()

@@ -63,6 +63,7 @@ def test_ci_runs_the_test_command() -> None:
         assert os.access(ROOT / script, os.X_OK), script
 
 
+@pytest.mark.full
 def test_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     """What `pip install .` installs holds extension, kernels and demo model, and generates."""
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]

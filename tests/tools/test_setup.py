@@ -60,6 +60,7 @@ def test_missing_packages_are_named_for_three_package_managers(
     assert not (checkout / ".venv" / "bin").exists()
 
 
+@pytest.mark.full
 def test_a_failing_build_shows_the_end_of_its_log(checkout: Path) -> None:
     """The checkout has no pyproject.toml, so the build must fail, say where, and leave no stamp."""
     done = subprocess.run([checkout / "tools" / "setup"], capture_output=True, text=True)
