@@ -86,6 +86,7 @@ def test_decode_beside_llama_cpp(cache: list[str]) -> None:
     assert results["ratio"]["low"] <= results["ratio"]["median"] <= results["ratio"]["high"]
 
 
+@pytest.mark.full
 def test_decode_refuses_to_compare_other_models(cache: list[str]) -> None:
     rival = [*TINY, *cache, "--tokens", "2", "--llama-python", sys.executable]
     done = run("decode", *rival, PYTHONPATH=STUBBED, STUB_WRONG_LOGITS="1")
@@ -146,6 +147,7 @@ def test_cpu(cache: list[str], tmp_path: Path) -> None:
     assert results["values"]["llama.cpp plain decode"] == [2.5] * 5
 
 
+@pytest.mark.full
 def test_prompt_refuses_to_compare_other_models(cache: list[str]) -> None:
     rival = [*TINY, *cache, "--lengths", "3", "--llama-lengths", "3"]
     rival += ["--llama-python", sys.executable]
@@ -166,6 +168,7 @@ def test_prompt_refuses_lengths_of_the_rival_alone(cache: list[str]) -> None:
     assert done.returncode == 2 and "--llama-lengths" in done.stderr
 
 
+@pytest.mark.full
 def test_plans(cache: list[str]) -> None:
     few = ["--only", "tiny", "--tokens", "2", "--warm", "9", "--repeats", "2"]
     (found,) = document("plans", *few, *cache)["results"]["settings"].values()
@@ -175,6 +178,7 @@ def test_plans(cache: list[str]) -> None:
     assert found["this"]["link_speed"] < 1e8, "the link is slowed"
 
 
+@pytest.mark.full
 def test_perplexity(tmp_path: Path) -> None:
     """Against vkmoe itself token by token; prompts differ from that by rounding."""
     text = tmp_path / "text.py"
@@ -196,6 +200,7 @@ def test_perplexity_names_a_text_that_is_not_there() -> None:
     assert done.returncode == 1 and "/nowhere" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_after_prompt() -> None:
     few = ["--length", "64", "--ubatch-size", "32", "--decoded", "66", "--invented", "16"]
     rows = document("after_prompt", *few)["results"]["rows"]
@@ -203,6 +208,7 @@ def test_after_prompt() -> None:
     assert all(0 <= row["value"]["median"] <= 100 for row in rows if row["unit"] == "%")
 
 
+@pytest.mark.full
 def test_prompt_link(tmp_path: Path) -> None:
     """An arm has its seconds on the device as it is, and then also how busy the link is."""
     few = ["--cache", str(tmp_path), "--lengths", "40", "--ubatch-size", "64", "--repeats", "1"]
