@@ -4,7 +4,7 @@ python -m bench.cpu --llama-bench PATH/llama-bench --record
 python -m bench.cpu --llama-bench PATH/llama-bench --preset qwen3-30b-a3b --busy 1
 
 Prompts of each length and decoding take turns with llama.cpp's own benchmark, which runs with
-weights as the file has them and with repacked ones, its default. The model is that of bench.decode
+weights as the file has them and with repacked ones, its default. The model is that of bench.speed
 unless told otherwise. --busy leaves less than all cores to both.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,9 +21,8 @@ from typing import Any
 
 from bench.arms import Arms, take_turns
 from bench.command import command_line, finish, run_main
-from bench.decode import LLAMA, PROMPT_STEP, ROOT, VKMOE
 from bench.models import add_model_options, chosen_model
-from bench.worker import Worker, WorkerError
+from bench.worker import LLAMA, VKMOE, Worker, WorkerError, own_worker, some_tokens
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import MIN_REPEATS, Row
 from vkmoe.cpu.device import n_cores
@@ -48,10 +46,9 @@ def main() -> None:
     card |= {"threads": options.threads, "busy": options.busy}
     print_card(card)
     model = chosen_model(options)
-    context = str(max([*options.lengths, options.tokens]) + 1)
-    own = [sys.executable, "-m", "bench.decode_worker", str(model.resolve()), "--ctx", context]
-    own += ["--device", options.device, "--threads", str(options.threads)]
-    with _busy(options.busy), Worker(VKMOE, own, os.environ, ROOT) as worker:
+    context = max([*options.lengths, options.tokens]) + 1
+    own = ["--device", options.device, "--threads", str(options.threads)]
+    with _busy(options.busy), own_worker(model, context, *own) as worker:
         arms = _arms(worker, model, options)
         for arm in arms.values():
             arm()
@@ -92,12 +89,11 @@ def _arms(
 
 
 def _prompt(worker: Worker, n_tokens: int) -> Callable[[], float]:
-    prompt = [PROMPT_STEP * i % 251 for i in range(1, n_tokens + 1)]
-    return lambda: n_tokens / worker.prompt(prompt)
+    return lambda: n_tokens / worker.prompt(some_tokens(n_tokens))
 
 
 def _decode(worker: Worker, n_tokens: int) -> Callable[[], float]:
-    return lambda: n_tokens / sum(worker.decode([PROMPT_STEP], n_tokens)[1])
+    return lambda: n_tokens / sum(worker.decode(some_tokens(1), n_tokens)[1])
 
 
 def _rival(

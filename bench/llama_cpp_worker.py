@@ -1,7 +1,7 @@
-"""llama.cpp's side of bench/decode.py, prompt.py and perplexity.py, where llama-cpp-python is.
+"""llama.cpp's side of bench/speed.py and perplexity.py, where llama-cpp-python is.
 
 Speaks the protocol of decode_worker.py; imports nothing of vkmoe. All layers are offloaded; which
-device that means is up to GGML_VK_VISIBLE_DEVICES, which bench/decode.py sets.
+device that means is up to GGML_VK_VISIBLE_DEVICES, which bench/worker.py sets.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ of vkmoe/generate, unless told otherwise: code that the demo was not trained on.
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.command import command_line, finish, run_main
-from bench.decode import LLAMA, ROOT, VKMOE
-from bench.worker import Worker, WorkerError
+from bench.worker import LLAMA, ROOT, VKMOE, WorkerError, rival_worker
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.cli.options import read_source
 from vkmoe.generate.perplexity import Windows
@@ -79,13 +77,11 @@ def _sources() -> str:
 
 def _rival(options: Any, text: str, n_tokens: int) -> Sequence[float]:
     """The mean of minus the logs of probabilities of each window, as llama.cpp finds it."""
-    script = str(ROOT / "bench" / "llama_cpp_worker.py")
-    command = [options.llama_python, script, str(options.model.resolve()), "--all-logits"]
-    environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": ""}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(text)
         file.flush()
-        with Worker(LLAMA, [*command, "--ctx", str(options.window)], environment, ROOT) as worker:
+        python, window = options.llama_python, options.window
+        with rival_worker(python, options.model, window, "", "--all-logits") as worker:
             found, means = worker.perplexity(Path(file.name), options.window)
     if found != n_tokens:
         raise WorkerError(f"the text has {n_tokens} tokens here and {found} there", "")

@@ -6,7 +6,9 @@ Owns the process and the file its stderr goes to.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +21,11 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.errors import VkmoeError
 
-__all__ = ["Worker", "WorkerError"]
+__all__ = ["LLAMA", "ROOT", "VKMOE", "Worker", "WorkerError", "own_worker", "rival_worker",
+           "some_tokens"]  # fmt: skip
+
+ROOT = Path(__file__).resolve().parent.parent
+VKMOE, LLAMA = "vkmoe", "llama.cpp"
 
 LOG_TAIL = 800  # characters of a failed worker's stderr to show
 END_SECONDS = 60
@@ -121,3 +127,21 @@ class Worker(Closing):
         self._process.wait(END_SECONDS)
         tail = "\n".join(self.log_lines(""))[-LOG_TAIL:]
         return WorkerError(f"the {self.name} worker ended early:\n{tail}")
+
+
+def own_worker(model: Path, context: int, *options: str) -> Worker:
+    """Start vkmoe with a model."""
+    command = [sys.executable, "-m", "bench.decode_worker", str(model.resolve())]
+    return Worker(VKMOE, [*command, "--ctx", str(context), *options], os.environ, ROOT)
+
+
+def rival_worker(python: str, model: Path, context: int, device: str = "", *options: str) -> Worker:
+    """Start llama.cpp with a model on a Vulkan device, or on the CPU."""
+    command = [python, str(ROOT / "bench" / "llama_cpp_worker.py"), str(model.resolve())]
+    environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": device}
+    return Worker(LLAMA, [*command, "--ctx", str(context), *options], environment, ROOT)
+
+
+def some_tokens(n: int) -> list[int]:
+    """Return a prompt: tokens far apart, all in a vocabulary of 300."""
+    return [37 * i % 251 for i in range(1, n + 1)]

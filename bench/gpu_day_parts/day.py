@@ -283,7 +283,7 @@ def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
     for share, n_slots in slots.items():
         command = [*own, "--expert-slots", str(n_slots)]
         yield Step(f"vkmoe {share} %", command, 75, _vkmoe_speed, needs)
-    prompts = [sys.executable, "-m", "bench.prompt", "--model", str(place.model_file)]
+    prompts = [sys.executable, "-m", "bench.speed", "--model", str(place.model_file)]
     command = [*prompts, *_device(device), "--lengths", PROMPT_LENGTHS]
     yield Step("prompts", command, 75, _prompt_speeds, needs)
     rival = [

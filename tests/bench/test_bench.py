@@ -67,36 +67,55 @@ def positive(rows: list[dict[str, Any]]) -> bool:
     return bool(rows) and all(row["value"]["median"] > 0 and row["mode"] for row in rows)
 
 
-def test_decode_alone(cache: list[str]) -> None:
-    results = document("decode", *TINY, *cache, "--repeats", "1", "--tokens", "2")["results"]
-    assert positive(results["rows"]) and "ratio" not in results
-    assert results["bytes_per_token"] > 0
-
-
-def test_decode_beside_llama_cpp(cache: list[str]) -> None:
+def test_speed_beside_llama_cpp(cache: list[str]) -> None:
     """The whole protocol, against vkmoe itself behind llama-cpp-python's names."""
-    rival = [*TINY, *cache, "--tokens", "2", "--llama-python", sys.executable]
-    results = document("decode", *rival, PYTHONPATH=STUBBED)["results"]
-    assert results["checks"]["logits_correlation"] == pytest.approx(1)
-    assert results["checks"]["same_greedy_tokens"] == 3
-    assert {name: len(values) for name, values in results["values"].items()} == {
-        "vkmoe": 5,
-        "llama.cpp": 5,
+    few = [*TINY, *cache, "--tokens", "2", "--lengths", "3,40", "--llama-lengths", "40"]
+    results = document("speed", *few, "--llama-python", sys.executable, PYTHONPATH=STUBBED)
+    results = results["results"]
+    assert positive(results["rows"]) and results["bytes_per_token"] > 0
+    assert results["logits_correlation"] == pytest.approx(1)
+    names = ["vkmoe prompt 3", "vkmoe prompt 40", "vkmoe decode"]
+    names += ["llama.cpp prompt 40", "llama.cpp decode"]
+    assert [row["what"] for row in results["rows"]] == names
+    assert {name: len(values) for name, values in results["values"].items()} == dict.fromkeys(
+        names, 5
+    )
+    assert set(results["ratios"]) == {
+        "vkmoe prompt 3 / vkmoe decode",
+        "vkmoe prompt 40 / vkmoe decode",
+        "vkmoe prompt 40 / llama.cpp prompt 40",
+        "vkmoe decode / llama.cpp decode",
     }
-    assert results["ratio"]["low"] <= results["ratio"]["median"] <= results["ratio"]["high"]
+    ratio = results["ratios"]["vkmoe decode / llama.cpp decode"]
+    assert ratio["low"] <= ratio["median"] <= ratio["high"]
 
 
 @pytest.mark.full
-def test_decode_refuses_to_compare_other_models(cache: list[str]) -> None:
-    rival = [*TINY, *cache, "--tokens", "2", "--llama-python", sys.executable]
-    done = run("decode", *rival, PYTHONPATH=STUBBED, STUB_WRONG_LOGITS="1")
+def test_speed_refuses_to_compare_other_models(cache: list[str]) -> None:
+    rival = [*TINY, *cache, "--lengths", "3", "--llama-lengths", "3"]
+    rival += ["--llama-python", sys.executable]
+    done = run("speed", *rival, PYTHONPATH=STUBBED, STUB_WRONG_LOGITS="1")
     assert done.returncode == 1 and "different models" in done.stderr
-    assert "Traceback" not in done.stderr and "ratio" not in done.stdout
+    assert "Traceback" not in done.stderr and "decode /" not in done.stdout
 
 
-def test_decode_names_a_worker_that_fails(cache: list[str]) -> None:
-    done = run("decode", *TINY, *cache, "--llama-python", str(ROOT / "nothing"))
+@pytest.mark.full
+def test_speed_names_a_worker_that_fails(cache: list[str]) -> None:
+    few = [*TINY, *cache, "--lengths", "3", "--llama-lengths", "3"]
+    done = run("speed", *few, "--llama-python", str(ROOT / "nothing"))
     assert done.returncode == 1 and "cannot start" in done.stderr
+
+
+@pytest.mark.parametrize("lengths", ["", "0", "3,x"])
+def test_speed_refuses_lengths_that_are_none(lengths: str) -> None:
+    done = run("speed", "--lengths", lengths)
+    assert done.returncode == 2 and "--lengths" in done.stderr
+
+
+def test_speed_refuses_lengths_of_the_rival_alone(cache: list[str]) -> None:
+    options = ["--lengths", "3", "--llama-lengths", "4", "--llama-python", sys.executable]
+    done = run("speed", *TINY, *cache, *options)
+    assert done.returncode == 2 and "--llama-lengths" in done.stderr
 
 
 def test_host_time(cache: list[str]) -> None:
@@ -107,24 +126,6 @@ def test_host_time(cache: list[str]) -> None:
         "in place", "with one queue", "with copies beside tokens",
     }  # fmt: skip
     assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
-
-
-def test_prompt(cache: list[str]) -> None:
-    """Two lengths in turns with decoding, and one beside the rival."""
-    few = [*TINY, *cache, "--lengths", "3,40", "--llama-lengths", "40"]
-    rival = ["--llama-python", sys.executable]
-    results = document("prompt", *few, *rival, PYTHONPATH=STUBBED)["results"]
-    assert positive(results["rows"])
-    names = ["vkmoe prompt 3", "vkmoe prompt 40", "vkmoe decode", "llama.cpp prompt 40"]
-    assert [row["what"] for row in results["rows"]] == names
-    assert {name: len(values) for name, values in results["values"].items()} == dict.fromkeys(
-        names, 5
-    )
-    assert set(results["ratios"]) == {
-        "vkmoe prompt 3 / vkmoe decode",
-        "vkmoe prompt 40 / vkmoe decode",
-        "vkmoe prompt 40 / llama.cpp prompt 40",
-    }
 
 
 @pytest.mark.usefixtures("cpu_native")
@@ -145,27 +146,6 @@ def test_cpu(cache: list[str], tmp_path: Path) -> None:
         for way in ("plain", "repacked")
     }
     assert results["values"]["llama.cpp plain decode"] == [2.5] * 5
-
-
-@pytest.mark.full
-def test_prompt_refuses_to_compare_other_models(cache: list[str]) -> None:
-    rival = [*TINY, *cache, "--lengths", "3", "--llama-lengths", "3"]
-    rival += ["--llama-python", sys.executable]
-    done = run("prompt", *rival, PYTHONPATH=STUBBED, STUB_WRONG_LOGITS="1")
-    assert done.returncode == 1 and "different models" in done.stderr
-    assert "Traceback" not in done.stderr and "prompt 3 /" not in done.stdout
-
-
-@pytest.mark.parametrize("lengths", ["", "0", "3,x"])
-def test_prompt_refuses_lengths_that_are_none(lengths: str) -> None:
-    done = run("prompt", "--lengths", lengths)
-    assert done.returncode == 2 and "--lengths" in done.stderr
-
-
-def test_prompt_refuses_lengths_of_the_rival_alone(cache: list[str]) -> None:
-    options = ["--lengths", "3", "--llama-lengths", "4", "--llama-python", sys.executable]
-    done = run("prompt", *TINY, *cache, *options)
-    assert done.returncode == 2 and "--llama-lengths" in done.stderr
 
 
 @pytest.mark.full
