@@ -70,7 +70,7 @@ class Engine(Closing):
         seed: History | None = None,
         checks: bool = False,
     ) -> None:
-        """Load `model`, which is closed with the engine, or when that cannot be made.
+        """Load `model`. The file is closed with the engine, or when loading fails.
 
         `choice` says where experts are computed if `config` leaves that open; without one they are
         on the device, or in a cache where not all fit.
@@ -187,7 +187,7 @@ class Engine(Closing):
         self._stop_before_freeing(memory)
 
     def _stop_before_freeing(self, memory: ExpertMemory) -> None:
-        """Stop submits and threads before what was entered so far is freed: they may use it."""
+        """Stop submits and threads before the memory that they may use is freed."""
         self._cleanup.callback(self.device.finish)
         self._cleanup.callback(memory.stop)
 
@@ -256,7 +256,7 @@ class Engine(Closing):
         return result
 
     def run_head(self, first: int) -> tuple[TopLogits, ...]:
-        """Return the largest logits of more rows of the last batch, a prompt, that want any.
+        """Return the largest logits of further rows of the last batch, which was a prompt.
 
         Of those it is the `first`, counted from 0, and others behind it, `max_logit_rows` at most.
         """
@@ -281,7 +281,7 @@ class Engine(Closing):
         return self._ends[region]
 
     def copy_region(self, source: int, target: int, n_positions: int) -> None:
-        """Make the first positions of one region those of another, which has no others then."""
+        """Copy the first positions of a region to another one, which then has only these."""
         assert source != target and n_positions <= self._ends[source], (source, target, n_positions)
         self._backend.settle()
         self._caches.copy(source, target, n_positions)
@@ -327,7 +327,7 @@ class Engine(Closing):
             self.cache.settle()
 
     def history(self) -> History:
-        """Return what this run leaves to the next one, what it was left itself included."""
+        """Return the uses of experts so far, those of earlier runs included."""
         self._experts.residency.learn()
         table = self._experts.residency.token_table
         tokens = self._seed.tokens if self._seed is not None else None
@@ -348,7 +348,7 @@ class Engine(Closing):
         return top
 
     def run_prompt(self, tokens: Sequence[int], region: int = 0) -> TopLogits:
-        """Process the tokens of a prompt from position 0 on, in chunks as long as is favoured now.
+        """Process the tokens of a prompt from position 0 on, in chunks of the length that suits now.
 
         Returns the last one's largest logits.
         """

@@ -105,7 +105,7 @@ class GenerationResult:
 
 
 class _News(NamedTuple):
-    """Holds what came of a reply since the last time."""
+    """Holds the new part of a reply."""
 
     number: int  # of its prompt
     generation: Generation
@@ -132,7 +132,7 @@ class LLM(Closing):
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """Load `model`; one that is open already is closed with this, or when loading fails.
+        """Load `model`. An open file is closed with this object, or when loading fails.
 
         `progress(done, total)` is called with bytes while the weights load.
         """
@@ -218,7 +218,7 @@ class LLM(Closing):
 
     @cached_property
     def constraints(self) -> Constraints:
-        """Return what makes constraints for this model. Any thread may call its methods."""
+        """Return the maker of constraints for this model. Any thread may call its methods."""
         return Constraints(self.tokenizer)
 
     # ----- generation -----
@@ -311,7 +311,7 @@ class LLM(Closing):
     def generate_many(
         self, prompts: Prompts, sampling: SamplingConfig | None = None, **options: Any
     ) -> Iterator[tuple[int, GenerationResult]]:
-        """Do as `stream_many`, but yield whole replies, as they are finished."""
+        """Generate replies to several prompts together; yield each when it is finished."""
         return self._results(self._requests(prompts, sampling, options))
 
     @overload
@@ -338,7 +338,7 @@ class LLM(Closing):
         return result
 
     def forget(self) -> None:
-        """Forget what earlier prompts left in the KV cache, so that nothing is used again."""
+        """Empty the KV cache, so that nothing of earlier prompts is used again."""
         self._in_turn(lambda scheduler: scheduler.regions.forget())
 
     # ----- tokens that are given -----
@@ -361,7 +361,7 @@ class LLM(Closing):
         return logits
 
     def perplexity(self, text: str, windows: Windows) -> Iterator[Estimate]:
-        """Measure how well the model predicts a text: yield what is known after each window.
+        """Measure how well the model predicts a text; yield the estimate after each window.
 
         Raises PromptError for a text with fewer tokens than a window, UsageError for windows longer
         than the context. Other calls may come in between two windows.
@@ -381,7 +381,7 @@ class LLM(Closing):
         return self._between_windows(found)
 
     def close(self) -> None:
-        """Write what `expert_stats` and `expert_profile` ask for, and free the device.
+        """Write the statistics and the profile that options ask for, and free the device.
 
         Waits for the run of the model that is under way; replies that are not finished then raise
         UsageError where they are read. May be called twice. Raises VkmoeError if a file cannot be

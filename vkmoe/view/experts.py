@@ -42,7 +42,7 @@ class ExpertView:
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Show an engine; nothing is noted before the first snapshot."""
+        """Show an engine; recording begins with the first snapshot."""
         self._engine, self._spec = engine, engine.spec
         self._span_bytes = weight_bytes(engine.model.tensors).spans
         self._version = 0  # the last that any watch has given
@@ -83,7 +83,7 @@ class ExpertView:
         return {**shown, **self._settings(), **self._heat(), **self._totals(watch)}
 
     def deltas(self, since: int) -> dict[str, Any]:
-        """Return what changed since a version that `snapshot` or this has given.
+        """Return the changes since a version that a snapshot or an earlier answer named.
 
         {"reset": True} where that is too long ago, or was never given: take a snapshot.
         """
