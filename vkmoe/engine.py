@@ -348,7 +348,7 @@ class Engine(Closing):
         return top
 
     def run_prompt(self, tokens: Sequence[int], region: int = 0) -> TopLogits:
-        """Process the tokens of a prompt from position 0 on, in chunks of the length that suits now.
+        """Process the tokens of a prompt from position 0 on, in chunks of a length that suits.
 
         Returns the last one's largest logits.
         """
