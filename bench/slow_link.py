@@ -74,9 +74,6 @@ class SlowUploads:
         n_bytes = sum(n_bytes for _, _, n_bytes in copies)
         return _Slow(self._inner.start(copies, urgent), self._link, n_bytes)
 
-    def drain(self) -> bool:
-        return self._inner.drain()
-
 
 class _Slow:
     def __init__(self, inner: Upload, link: SlowLink, n_bytes: int) -> None:

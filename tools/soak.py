@@ -205,9 +205,6 @@ class _Disturbed:
             raise GpuError("injected before the copy", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
         return _Upload(self._real.start(copies, urgent), after, fails)
 
-    def drain(self) -> bool:
-        return self._real.drain()
-
 
 @contextmanager
 def disturbed(case: Case) -> Iterator[None]:

@@ -35,6 +35,7 @@ from vkmoe.experts.store.tracker import BudgetWatch, ExpertTracker
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
+from vkmoe.interrupts import at_checkpoints, checkpoint
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import KvCaches
@@ -86,13 +87,14 @@ class Engine(Closing):
             self.spec: ModelSpec = opened.spec
             self._choice = choice
             asked, refusals = config, list[OutOfMemoryError]()
-            while True:
-                try:
-                    kept.push(self._open(asked, progress, tuning, seed, checks))
-                    break
-                except OutOfMemoryError as error:
-                    refusals.append(error)
-                    asked = self._with_less(config, refusals)
+            with at_checkpoints():
+                while True:
+                    try:
+                        kept.push(self._open(asked, progress, tuning, seed, checks))
+                        break
+                    except OutOfMemoryError as error:
+                        refusals.append(error)
+                        asked = self._with_less(config, refusals)
             self._cleanup = kept.pop_all()
 
     def _with_less(self, config: EngineConfig, refusals: list[OutOfMemoryError]) -> EngineConfig:
@@ -227,19 +229,20 @@ class Engine(Closing):
         """Return how many rows of a prompt a batch takes now; it follows the measured time."""
         return self._programs.prompt_rows
 
+    @at_checkpoints()
     def run(self, batch: TokenBatch) -> RunResult:
         """Process a batch; its result has the largest logits of each row that wants any.
 
         Where more rows of a prompt want some than `max_logit_rows`, it has those of the first.
         Rows of a region must stand together, in order of their positions; `rewind` goes back to an
-        earlier one.
+        earlier one. After Ctrl-C it may be called as before.
         """
+        checkpoint()
         for region, first, last in _spans(batch):
             assert 0 <= first <= last < self.ctx_size, (batch, self.ctx_size)
             if first != self._ends[region]:
                 self.rewind(region, first)
             self._ends[region] = last + 1
-        self._backend.settle()
         self._watch.look()
         self._programs.make_ready(batch)
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
@@ -255,12 +258,12 @@ class Engine(Closing):
         self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)
         return result
 
+    @at_checkpoints()
     def run_head(self, first: int) -> tuple[TopLogits, ...]:
         """Return the largest logits of further rows of the last batch, which was a prompt.
 
         Of those it is the `first`, counted from 0, and others behind it, `max_logit_rows` at most.
         """
-        self._backend.settle()
         return self._programs.run_head(first, self._experts)
 
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
@@ -280,10 +283,10 @@ class Engine(Closing):
         self._ends[region] = min(position, end)
         return self._ends[region]
 
+    @at_checkpoints()
     def copy_region(self, source: int, target: int, n_positions: int) -> None:
         """Copy the first positions of a region to another one, which then has only these."""
         assert source != target and n_positions <= self._ends[source], (source, target, n_positions)
-        self._backend.settle()
         self._caches.copy(source, target, n_positions)
         self._ends[target] = n_positions
 
@@ -303,12 +306,7 @@ class Engine(Closing):
 
     @property
     def experts(self) -> ExpertTracker:
-        """Return what counts the experts used, and moves them; it may be changed when `at_rest`."""
-        return self._experts
-
-    def at_rest(self) -> ExpertTracker:
-        """Wait for the submits that Ctrl-C left in flight, if any; return `experts`."""
-        self._backend.settle()
+        """Return what counts the experts used, and moves them."""
         return self._experts
 
     @property
@@ -321,6 +319,7 @@ class Engine(Closing):
         """Return how much of the copying is hidden; None where nothing is copied beside tokens."""
         return self._experts.overlap
 
+    @at_checkpoints()
     def settle(self) -> None:
         """Wait until no copy of an expert is under way. Raises DeviceLostError."""
         if self.cache is not None:
@@ -365,6 +364,7 @@ class Engine(Closing):
         assert top is not None
         return top
 
+    @at_checkpoints()
     def close(self) -> None:
         """Free everything. May be called twice."""
         self._cleanup.close()

@@ -64,6 +64,7 @@ from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.text.tokenizer import Tokenizer
+from vkmoe.interrupts import acquired, at_checkpoints
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
 from vkmoe.weights.placer import Progress
@@ -121,7 +122,8 @@ class LLM(Closing):
 
     Without a model the small demo model is used. Options are those of `EngineConfig`. Any thread
     may call it: calls take turns between two runs of the model, and a reply is the same whatever
-    else is generated. Raises VkmoeError and its subclasses only, each with a hint.
+    else is generated. Raises VkmoeError and its subclasses only, each with a hint; and
+    KeyboardInterrupt, after which it may be used as before.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class LLM(Closing):
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
         self._turn = threading.Lock()  # its holder alone uses engine and scheduler
-        self._next = threading.RLock()  # its holder has the turn after this one
+        self._next = threading.Lock()  # its holder has the turn after this one
         self._is_closed = False
 
     # ----- facts -----
@@ -291,7 +293,7 @@ class LLM(Closing):
         """Generate token by token; all options are those of `request`.
 
         `progress(done, in all)` is called with tokens while the prompt is read. `last_statistics`
-        is set when the iterator ends, is closed, or is interrupted (Ctrl-C is passed on). Raises
+        is set when the iterator ends, is closed, or is interrupted by Ctrl-C. Raises
         PromptError for a prompt that is empty or does not fit, now; errors of the model later.
         """
         check_kind("progress", progress, Callable | None, "give a function of two numbers")
@@ -497,16 +499,11 @@ class LLM(Closing):
         """Call `work` while no other thread uses engine and scheduler.
 
         A lock alone may be taken by the same thread again and again while others wait for it.
-        Ctrl-C may come anywhere: only `with`, on the lock itself, never leaves a lock taken then.
         """
-        try:
-            self._next.acquire()
-            with self._turn:
-                self._next.release()
-                return work()
-        finally:
-            with suppress(RuntimeError):  # as a rule this thread has let go of it
-                self._next.release()
+        with at_checkpoints(), ExitStack() as turn:
+            with acquired(self._next):
+                turn.enter_context(acquired(self._turn))
+            return work()
 
     def _in_turn(self, work: Callable[[Scheduler], Result]) -> Result:
         """Do as `_alone`, with the scheduler. Raises UsageError once this is closed."""
@@ -555,7 +552,7 @@ class LLM(Closing):
         """
         if self._turn.locked():
             return
-        with self._turn:
+        with at_checkpoints(), self._turn:
             if self._is_closed:
                 return
             self.scheduler.sweep()

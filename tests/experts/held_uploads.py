@@ -51,9 +51,6 @@ class HeldUploads:
         self.strike("start")
         return _Held(self, copies)
 
-    def drain(self) -> bool:
-        return True
-
     def pass_gate(self) -> None:
         if self._gate is not None:
             assert self._gate.acquire(timeout=LIMIT_S), "nobody let the copy go"

@@ -58,9 +58,6 @@ class DelayedUploads:
             raise self.error("injected", "", "VK_ERROR_OUT_OF_HOST_MEMORY")
         return _Delayed(self, copies)
 
-    def drain(self) -> bool:
-        return self.real.drain()
-
 
 class _Delayed:
     def __init__(self, owner: DelayedUploads, copies: Sequence[Copy]) -> None:
@@ -100,9 +97,6 @@ class _File:
             self._transfer.write(place.buffer, place.offset, data)
         self._transfer.flush()
         return _Arrived()
-
-    def drain(self) -> bool:
-        return True
 
 
 class _Arrived:

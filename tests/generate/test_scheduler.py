@@ -321,36 +321,6 @@ def test_ctrl_c_ends_the_replies_of_the_batch(tiny_tokenizer: Tokenizer) -> None
     assert reply_of(again) == alone(request, tiny_tokenizer)
 
 
-@pytest.mark.parametrize("name", ["take", "keep", "share", "note", "release"])
-@pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
-def test_ctrl_c_around_the_bookkeeping_of_regions_leaves_them_free(
-    name: str, before: bool, tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What asked for the reply cancels it then, as `LLM` does."""
-    scheduler = Scheduler(FakeModel(1))
-    request = Request((1, 2, 3), GREEDY, 3, (), True)
-    real = getattr(scheduler.regions, name)
-    generation = begin(scheduler, request, tiny_tokenizer)
-
-    def interrupted(*arguments: Any) -> Any:
-        if not before and name != "take":  # whose result is stored before Ctrl-C is seen
-            real(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(scheduler.regions, name, interrupted)
-        finish(scheduler)
-    generation.cancel()
-    scheduler.sweep()
-    again = begin(scheduler, request, tiny_tokenizer)
-    if (
-        name == "note" and before
-    ):  # the model has rows that nothing knows of; an engine goes back by itself
-        scheduler._runner.rows = [[]]  # type: ignore[attr-defined]
-    finish(scheduler)
-    assert reply_of(again) == alone(request, tiny_tokenizer)
-
-
 class DamagedModel(FakeModel):
     """Its logits after the token 9 are not numbers."""
 

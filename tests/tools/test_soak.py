@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.interrupter import Interrupter, options_of
 from tests.engine.tiny import model_path
 from tools import soak
 from tools.soak import COPIES, RESIDENTS, ModelFacts, draw, script
@@ -63,15 +62,3 @@ def test_a_case_is_run_and_a_wrong_bit_noticed(
     right.digests[0][-1] = "of other logits"
     with pytest.raises(SystemExit, match="DIFFERENT at step 7"):
         soak._judge(right, case, 0, "again")
-
-
-def test_ctrl_c_comes_unless_it_is_too_late() -> None:
-    interrupter, rng = Interrupter(), random.Random(1)
-
-    def work() -> None:
-        while True:
-            rng.random()
-
-    assert interrupter.run(work, after_s=0.01)
-    assert not interrupter.run(rng.random, after_s=5)
-    assert options_of("small pool", experts_bytes=1000) == {"host_pool": "250"}

@@ -27,13 +27,14 @@ from vkmoe.cli.cache.trace import trace
 from vkmoe.cli.cache.tune import tune
 from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
-from vkmoe.cli.generate import INTERRUPTED, generate
+from vkmoe.cli.generate import generate
 from vkmoe.cli.info import info
 from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.serve import serve
 from vkmoe.errors import NoDriverError, UsageError, VkmoeError
+from vkmoe.interrupts import INTERRUPTED
 
 __all__ = ["main", "root"]
 

@@ -39,13 +39,12 @@ from vkmoe.cli.options import (
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.prompts import PromptLine, RepliesFile, read_prompts
+from vkmoe.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM, GenerationResult, GenerationStatistics, Piece, Request
 
-__all__ = ["INTERRUPTED", "generate", "note_statistics", "reply_limits", "watched", "write_reply"]
-
-INTERRUPTED = 130
+__all__ = ["generate", "note_statistics", "reply_limits", "watched", "write_reply"]
 
 
 @config_options

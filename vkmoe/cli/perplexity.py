@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.generate import INTERRUPTED
 from vkmoe.cli.notes import note, opened
 from vkmoe.cli.options import (
     Json,
@@ -24,6 +23,7 @@ from vkmoe.cli.options import (
 )
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
+from vkmoe.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from vkmoe.generate.perplexity import Estimate, Windows

@@ -42,6 +42,7 @@ from vkmoe.gpu.backend import Backend, Link, Recording, Submission
 from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
+from vkmoe.interrupts import checkpoint
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import FEW_ROWS
 from vkmoe.modes import Hybrid
@@ -239,7 +240,7 @@ class TokenPrograms(Closing):
         if kind not in self.recorded:
             alike = [item for other, item in self.recorded.items() if other[:2] == kind[:2]]
             known = [segment for item in alike for segment in item.segments]
-            if self._worker is not None:  # first: Ctrl-C may come between
+            if self._worker is not None:
                 self._worker.record(kind)
             self.recorded[kind] = self._recorder.record(kind, known)
         return self.recorded[kind]
@@ -261,6 +262,7 @@ class TokenPrograms(Closing):
         then: Bring | None = None
         for index, queue in enumerate(recorded.queues()):
             for act in self._actions(then, host):
+                checkpoint()
                 act()
                 self.io.send(batch, host.begin(index == 0))
                 if self._worker is not None:  # now that its table is the one of this run

@@ -6,7 +6,7 @@ model's (runner.py); when a prompt is admitted is the subject of scheduler.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vkmoe.batch import TokenBatch
@@ -69,7 +69,7 @@ class Regions:
             key=lambda i: (-common[i] if keeping else 0, self._regions[i].last_used),
         )
         self._touch(chosen)
-        self._regions[chosen].is_taken = True  # last: Ctrl-C before it leaves the region free
+        self._regions[chosen].is_taken = True
         return chosen
 
     def keep(self, region: int, tokens: Sequence[int]) -> int:
@@ -81,16 +81,9 @@ class Regions:
         return self.n_rows(region)
 
     def release(self, region: int) -> None:
-        """Make a region free; what it holds may be used again. May be called twice. Mutates."""
-        if self._regions[region].is_taken:
-            self._regions[region].is_taken = False
-            self._touch(region)
-
-    def release_all_but(self, used: Collection[int]) -> None:
-        """Make the regions free that no sequence has: Ctrl-C may leave one taken. Mutates."""
-        for index in range(len(self._regions)):
-            if index not in used:
-                self.release(index)
+        """Make a region free; what it holds may be used again. Mutates."""
+        self._regions[region].is_taken = False
+        self._touch(region)
 
     def share(self, region: int, tokens: Sequence[int]) -> int:
         """Copy rows of `tokens` into a region where another holds enough more of them. Mutates.

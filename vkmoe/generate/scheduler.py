@@ -23,7 +23,6 @@ from vkmoe.generate.runner import BatchRunner
 
 __all__ = ["LookUp", "Scheduler"]
 
-_NO_REGION = -1
 _LOOKED_UP = (3, 2)  # of the groups of tokens that are looked up, the surest first
 _FIRST_DRAFT = 3  # of a draft, while nothing is known of how good they are
 
@@ -71,11 +70,11 @@ class LookUp:
 
 @dataclass(eq=False)
 class _Sequence:
-    """Holds a reply that has a region, or is about to get one."""
+    """Holds a reply that has a region."""
 
     generation: Generation
     look_up: LookUp | None
-    region: int = _NO_REGION
+    region: int
     turn: int = 0  # the sequence with the lowest one comes next
 
 
@@ -165,13 +164,10 @@ class Scheduler:
             self._waiting.remove(generation)
             generation.end("interrupt")
         for sequence in tuple(self._running):
-            generation, has_region = sequence.generation, sequence.region != _NO_REGION
-            # What Ctrl-C left half done ends too.
-            if generation.is_cancelled or generation.is_done or not has_region:
-                generation.end("interrupt")
+            if sequence.generation.is_cancelled:
+                sequence.generation.end("interrupt")
                 self._let_go(sequence)
-                found.append(generation)
-        self.regions.release_all_but([sequence.region for sequence in self._running])
+                found.append(sequence.generation)
         return found
 
     def end_all(self, error: VkmoeError) -> None:
@@ -202,9 +198,9 @@ class Scheduler:
             prefix = generation.tokens[: generation.n_prompt - 1]
             if generation.request.reads_all:
                 prefix = []  # no row is used again: what it left is not known any more
-            sequence = _Sequence(generation, LookUp() if self._draft == "lookup" else None)
-            self._running.append(sequence)  # first, so that Ctrl-C leaves no region taken
-            sequence.region = self.regions.take(prefix)
+            look_up = LookUp() if self._draft == "lookup" else None
+            sequence = _Sequence(generation, look_up, self.regions.take(prefix))
+            self._running.append(sequence)
             self._end_turn(sequence)
             generation.begin()
             generation.n_reused = generation.n_read = self.regions.keep(sequence.region, prefix)
@@ -355,9 +351,8 @@ class Scheduler:
     def _let_go(self, sequence: _Sequence) -> None:
         """Free the region of a sequence. May be called again. Mutates."""
         if sequence in self._running:
-            if sequence.region != _NO_REGION:
-                self.regions.release(sequence.region)
-            self._running.remove(sequence)  # last: Ctrl-C before it leaves it to the next sweep
+            self._running.remove(sequence)
+            self.regions.release(sequence.region)
 
     def _fail(self, error: VkmoeError) -> list[Generation]:
         """End all replies that have a region, whose rows are worth nothing now."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from vkmoe.gpu.device import Device, translate_errors, translated, vulkan_errors
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
+from vkmoe.interrupts import at_checkpoints, checkpoint, result_of
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -26,8 +27,8 @@ Recording: TypeAlias = "_native.Recording"
 Submission: TypeAlias = "_native.Submission"
 
 N_COMPILERS = 4  # threads
-# How long a submit may go on after Ctrl-C; CPU drivers are slow, but they do not hang. A chain is
-# queued whole, and its parts run to their end.
+# How long submits may go on after an error beside them; CPU drivers are slow, but they do not hang.
+# A chain is queued whole, and its parts run to their end.
 SETTLE_NS, SETTLE_CPU_NS, SETTLE_CHAIN_NS = 5_000_000_000, 30_000_000_000, 60_000_000_000
 
 
@@ -50,7 +51,6 @@ class Backend:
         self._tensors: dict[str, _native.Tensor] = {}
         self._buffers: dict[str, _native.Buffer] = {}
         self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
-        self._settle_ns = 0  # how long submits of `run` or `run_chain` that may be in flight have
         self._handshake: _native.Handshake | None = None  # made at first use
 
     def bind(self, name: str, buffer: _native.Buffer) -> None:
@@ -105,6 +105,7 @@ class Backend:
                 recorder.timestamp(1)
             return recorder.finish()
 
+    @at_checkpoints()
     def run(
         self,
         *recordings: _native.Recording,
@@ -114,12 +115,10 @@ class Backend:
         """Submit one behind the other, and wait for the last; every one's result is checked.
 
         Each sees what those before it wrote. `meanwhile` is called before the wait; it must not
-        touch what the submits read or write. Raises DeviceLostError and other GpuErrors. Ctrl-C is
-        passed on once all submits have ended: the host must not touch what they read. What does not
-        end within seconds loses the device, and its memory is kept.
+        touch what the submits read or write. Raises DeviceLostError and other GpuErrors, once all
+        submits have ended: the host must not touch what they read. What does not end within seconds
+        loses the device, and its memory is kept.
         """
-        self.settle()
-        self._settle_ns = SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS
         try:  # no context manager: this is the one thing done for every token
             submit = self.device.native.submit
             submissions = [submit(recording) for recording in recordings]
@@ -128,22 +127,20 @@ class Backend:
             submissions[-1].wait(expected_ns)
             for earlier in submissions[:-1]:
                 earlier.wait()
-            self._settle_ns = 0
             return submissions
-        except BaseException as error:  # Ctrl-C, perhaps before the wait began, or a failed wait
-            self._give_up(error)
+        except BaseException as error:
+            self._give_up(error, SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS)
             raise
 
+    @at_checkpoints()
     def run_chain(
         self, links: Sequence[Link], meanwhile: Callable[[], None] | None = None
     ) -> _native.Submission:
         """Submit all recordings at once, do the host's work between them, and wait for the end.
 
         As `run` says of `meanwhile` and of errors; one of the host's work is passed on in the same
-        way. Needs the feature "timeline_semaphore".
+        way, and so is Ctrl-C before a part of it. Needs the feature "timeline_semaphore".
         """
-        self.settle()
-        self._settle_ns = SETTLE_CHAIN_NS
         try:
             if self._handshake is None:
                 self._handshake = self.device.native.handshake()
@@ -156,30 +153,24 @@ class Backend:
             for work in works:
                 if work is not None:
                     handshake.wait()
+                    checkpoint()
                     work()
                     handshake.answer()
             submission.wait()
-            self._settle_ns = 0
             return submission
         except BaseException as error:
-            self._give_up(error)
+            self._give_up(error, SETTLE_CHAIN_NS)
             raise
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, error: BaseException, settle_ns: int) -> None:
         """Wait for what an error left in flight; raises the error that it means, if it is another.
 
         What is queued behind work of the host is let go, and ends.
         """
         with suppress(RuntimeError):  # the first error is the one to tell
-            self.settle()
+            self.device.native.settle(settle_ns)
         if isinstance(error, vulkan_errors()):
             raise translated(error, "running a program") from error
-
-    def settle(self) -> None:
-        """Wait, before the host touches what submits read, for those that Ctrl-C left in flight."""
-        if self._settle_ns:
-            self.device.native.settle(self._settle_ns)
-            self._settle_ns = 0
 
     def _memory(self, name: str) -> _native.Buffer | _native.Tensor:
         return self._buffers[name] if name in self._buffers else self._tensors[name]
@@ -195,7 +186,7 @@ class Backend:
         try:
             jobs = {key: pool.submit(self._make_kernel, missing[key]) for key in missing}
             for key, job in jobs.items():
-                self._kernels[key] = job.result()
+                self._kernels[key] = result_of(job)
         finally:  # after Ctrl-C or a failure: jobs that have not begun are dropped
             pool.shutdown(cancel_futures=True)
 

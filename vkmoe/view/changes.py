@@ -54,7 +54,7 @@ def change_experts(
     """
     if slots is None and policy is None and not pin and not unpin:
         return None
-    tracker = engine.at_rest()
+    tracker = engine.experts
     change = _checked(engine, tracker, slots, policy, pin or (), unpin or ())
     residency, cache = tracker.residency, tracker.cache
     assert cache is not None

@@ -28,6 +28,7 @@ from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
+from vkmoe.interrupts import result_of
 from vkmoe.models import ModelFile
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
@@ -79,8 +80,9 @@ class LoadedWeights(Closing):
         threads = ThreadPoolExecutor(N_THREADS, "load")
         try:
             in_order = sorted(reads, key=itemgetter(0))
-            done = threads.map(lambda read: files.start([read]), in_order)
-            for read, _ in zip(in_order, done, strict=True):
+            done = [threads.submit(files.start, [read]) for read in in_order]
+            for read, future in zip(in_order, done, strict=True):
+                result_of(future)
                 self.progress.add(read[2])
         finally:
             threads.shutdown(cancel_futures=True)

@@ -21,6 +21,7 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.interrupts import checkpoint, result_of
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector
 from vkmoe.models.weights import Block
@@ -42,7 +43,7 @@ N_AHEAD = N_THREADS + 1  # pieces that threads have begun, or finished, and that
 
 
 class Progressing:
-    """Counts bytes up to a total and calls whatever shows progress."""
+    """Counts bytes up to a total and calls whatever shows progress; loading may end there."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._total, self._progress = total, progress
@@ -52,6 +53,7 @@ class Progressing:
         self._done += n_bytes
         if self._progress is not None:
             self._progress(min(self._done, self._total), self._total)
+        checkpoint()
 
 
 class _Rows(NamedTuple):
@@ -188,10 +190,10 @@ class Placer(Closing):
         for piece in pieces:
             if len(ahead) == N_AHEAD:
                 done, future = ahead.popleft()
-                yield done, future.result()
+                yield done, result_of(future)
             ahead.append((piece, self._pool.submit(work, piece)))
         for done, future in ahead:
-            yield done, future.result()
+            yield done, result_of(future)
 
 
 class MappedPlacer(Placer):
@@ -272,7 +274,7 @@ class MappedPlacer(Placer):
                 for start, end in pairwise(ends)
             ]
             for size, future in touched:
-                future.result()
+                result_of(future)
                 self._progressing.add(size)
         return self._device.reach(flat)
 

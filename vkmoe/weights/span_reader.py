@@ -163,10 +163,6 @@ class FileReads:
                 raise
         return _Arrived((began, time.perf_counter_ns()))
 
-    def drain(self) -> bool:
-        """Do nothing: nothing is under way once `start` has returned."""
-        return True
-
 
 class StagedUploads:
     """Is the uploader of slots whose experts come from the file: through staging that is mapped.
@@ -192,10 +188,6 @@ class StagedUploads:
             staged = [(place, target, n_bytes) for place, (_, target, n_bytes) in batch]
             self._uploads.start(staged).wait()
         return _Arrived((began, time.perf_counter_ns()))
-
-    def drain(self) -> bool:
-        """Wait for what Ctrl-C has left under way of `start`. Raises GpuErrors."""
-        return self._uploads.drain()
 
 
 def _forget_views(error: BaseException | None) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.experts.interrupts import ctrl_c_after
 from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import DecayedCounts
 from vkmoe.experts.decide.worth import EVERY, LEAST, Chances
@@ -131,26 +129,3 @@ def test_uses_that_never_vary_do_not_break_the_fit() -> None:
     for _ in range(100):
         learner.token([0, 1, 2])
     assert np.isfinite(learner.all).all() and learner.all[0] > learner.all[3]
-
-
-@pytest.mark.parametrize("lag", [1, 2, EVERY])
-@pytest.mark.parametrize("phase", range(EVERY))
-def test_ctrl_c_at_any_line_leaves_what_can_learn(lag: int, phase: int) -> None:
-    """And never from counts of another age than `lag` tokens."""
-    n_lines, ended = 0, False
-    while not ended:
-        learner = Learner(lag)
-        for n in range(2 * EVERY + phase):
-            learner.token([n])
-        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
-            learner.token([N - 1])
-        ended = len(ran) < n_lines
-        n_lines += 1
-        learner.chances.learn()
-        before = learner.chances._n_looks
-        for n in range(2 * EVERY):
-            learner.token([n])
-        assert 0 < learner.chances._n_looks - before <= 2
-        assert learner.chances._kept is not None
-        assert -EVERY < learner.chances._kept[0] - learner.chances._n_tokens <= lag
-    assert n_lines > 8

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.experts.interrupts import ctrl_c_after
 from tests.experts.invented_traces import drifting, trace_of
 from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import Move
@@ -205,23 +203,3 @@ def test_where_ids_say_nothing_of_routing_no_hits_are_lost_to_them() -> None:
         settings = CacheSettings(admission=True, predictor=predictor)
         hits[predictor] = simulate(trace, settings, pools).hit_rate
     assert hits["token"] > hits["none"] - 0.005, hits
-
-
-def test_ctrl_c_at_any_line_of_a_token_leaves_what_can_decide() -> None:
-    n_lines, ended = 0, False
-    while not ended:
-        residency = cache()
-        run(residency, A, A)
-        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
-            residency.observe(ids(B)[None], [B])
-            residency.arrived(residency.decide(upcoming=Upcoming((B,))))
-            residency.learn()
-        ended = len(ran) < n_lines
-        n_lines += 1
-        residency.locations.arrive(np.flatnonzero(residency.locations.arriving))
-        residency.check_integrity()
-        residency.arrived(residency.decide(upcoming=Upcoming((B,))))
-        for token in (C, B, B):
-            run(residency, token, B)
-        assert residency.present[0].nonzero()[0].tolist() == [2, 3]
-    assert n_lines > 60

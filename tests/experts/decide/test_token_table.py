@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.experts.interrupts import ctrl_c_after
 from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.token_table import (
@@ -194,25 +191,3 @@ def test_rows_that_name_strange_experts_are_refused() -> None:
         _residency.expect(experts, shares, [1], [1.0], 17)
     with pytest.raises(ValueError, match="one factor"):
         _residency.expect(experts, shares, [0], [], 17)
-
-
-@pytest.mark.parametrize("n_rows", [2, 8])
-def test_ctrl_c_at_any_line_leaves_each_id_a_row_of_its_own(n_rows: int) -> None:
-    """The row of a third id is a free one, or that of the id that occurred longest ago."""
-    n_lines, ended = 0, False
-    while not ended:
-        table = TokenTable(SPACE, N_USED, n_rows)
-        learned = [(token, np.full((3, N_USED), 0) + np.arange(N_USED)) for token in range(2)]
-        for token, ids in learned:
-            table.learn(token, (ids + 4 * token).astype(np.uint32))
-        with suppress(KeyboardInterrupt), ctrl_c_after(n_lines) as ran:
-            table.learn(2, np.tile(np.arange(8, 12, dtype=np.uint32), (3, 1)))
-        ended = len(ran) < n_lines
-        n_lines += 1
-        for token in (1, 3):
-            table.learn(token, np.tile(np.arange(4, 8, dtype=np.uint32) + 4 * (token - 1), (3, 1)))
-        known = table.rows()
-        assert (known.seen > 0).all() and len(set(known.ids.tolist())) == len(known.ids) <= n_rows
-        last = table.expect([3], np.zeros(SPACE.n_keys)).reshape(3, -1)
-        assert set(np.flatnonzero(last[0])) == {12, 13, 14, 15}, "nothing of another id"
-    assert n_lines > 8

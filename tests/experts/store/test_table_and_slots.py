@@ -75,34 +75,6 @@ def test_no_change_means_no_version_and_no_write(table: ExpertTable) -> None:
     assert (table.version, table.n_writes) == (version, n_writes)
 
 
-@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "staged"])
-def test_a_publication_that_was_torn_is_made_again(
-    device: Device, mapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C when the bytes are written, and before that is noted."""
-    if not mapped:
-        monkeypatch.setattr(Transfer, "view", lambda transfer, target: None)
-    with ExpertTable(device, 3, 4) as table:
-        table.publish()
-        table.set(1, 1, 7)
-        write = table._write
-
-        def torn(target: int) -> None:
-            write(target)
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(table, "_write", torn)
-            table.publish()
-        assert table.changed, "taken for published"
-        table.set(2, 2, 8)
-        for _ in range(2):
-            table.publish()
-            assert read(device, table, table.version) == table.entries.tolist()
-            table.end(table.begin())
-            table.set(0, 0, table.version)
-
-
 def test_many_addresses_are_set_by_number(device: Device, table: ExpertTable) -> None:
     table.set_all(np.array([11, 5, 0]), np.array([111, 55, 1 << 63], np.uint64))
     table.publish()

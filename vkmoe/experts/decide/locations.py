@@ -4,9 +4,6 @@ For every expert `Locations` holds which slot it has, whether its bytes are ther
 pinned; and which slots are set apart for landing. There is one for the device's slots and, where
 the host pool is smaller than the model, one for the pool. Policies, the address table, copies under
 way and hits derive from it. Owns `Move` too, the answer that all deciding ends in. Ranks nothing.
-
-A change takes what leaves before it gives: between any two of its lines the record is valid, so
-that it stays so where Ctrl-C interrupts it.
 """
 
 from __future__ import annotations
@@ -125,21 +122,11 @@ class Locations:
         """Return whether some expert has a slot and is not there yet."""
         return self._has(WAITING) or self._has(COPYING)
 
-    @property
-    def n_copying(self) -> int:
-        """Return how many experts are being copied."""
-        return self._state.tobytes().count(COPYING)
-
     def waiting(self) -> Keys:
         """Return the experts whose copy has not begun."""
         if not self._has(WAITING):
             return NO_KEYS
         found: Keys = (self._state == WAITING).nonzero()[0]
-        return found
-
-    def copying(self) -> Keys:
-        """Return the experts that are being copied."""
-        found: Keys = (self._state == COPYING).nonzero()[0]
         return found
 
     def are_present(self, keys: Keys) -> Mask:
@@ -191,7 +178,7 @@ class Locations:
         held = victims != FREE
         leaving, slots = victims[held], self._slot_of[victims]
         assert self.are_resident(leaving).all(), leaving
-        view, self._derived = self._view(), None
+        view = self._view()
         if len(leaving) < len(keys):
             pools = self.pool_of[keys[~held]].tolist()
             slots[~held] = [view.take_free(pool) for pool in pools]
@@ -199,11 +186,12 @@ class Locations:
         self._state[leaving] = ABSENT
         self._slot_of[keys] = slots
         self._state[keys] = WAITING
-        if not (self.pins[keys].any() or self.pins[leaving].any()):
-            view.holders.reshape(-1)[self._entry_of[slots]] = keys
-            view.unpinned[leaving] = False
-            view.unpinned[keys] = True
-            self._derived = view
+        if self.pins[keys].any() or self.pins[leaving].any():
+            self._derived = None
+            return
+        view.holders.reshape(-1)[self._entry_of[slots]] = keys
+        view.unpinned[leaving] = False
+        view.unpinned[keys] = True
 
     def begin_copy(self, keys: Sequence[int] | Keys) -> None:
         """Note that from now on something may write the slots of these experts."""
@@ -231,15 +219,13 @@ class Locations:
         `layers` and `indices` name the landing slot of each.
         """
         theirs, ours = self.landing[layers, indices], self._slot_of[keys]
-        view, self._derived = self._view(), None
+        view = self._view()
         self.changed[keys] = True
-        self._state[keys] = ABSENT
         self.landing[layers, indices] = ours
         self._slot_of[keys] = theirs
         self._state[keys] = PRESENT
         view.holders.reshape(-1)[self._entry_of[ours]] = self.space.n_keys
         view.holders.reshape(-1)[self._entry_of[theirs]] = keys
-        self._derived = view
 
     def in_slots(self, numbers: Keys) -> Keys:
         """Return the experts that have these slots."""

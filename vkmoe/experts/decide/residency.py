@@ -157,7 +157,7 @@ class Residency:
         layers = slice(None) if len(self._layers) == keys.shape[1] else self._layers
         slotted = keys[:, layers].transpose(0, 2, 1)  # by rank, then by layer
         missing = slotted[~resident[:, layers].transpose(0, 2, 1)]
-        self._undecided.append((keys, missing))  # at once: Ctrl-C may come at any line
+        self._undecided.append((keys, missing))
         return keys
 
     def leave(self) -> None:

@@ -86,7 +86,6 @@ class TokenTable:
         self._shares: NDArray[np.uint16] = np.zeros(shape, np.uint16)
         self._seen: NDArray[np.uint16] = np.zeros(self._n_rows, np.uint16)
         self._row_of: dict[int, int] = {}  # by id, the one that occurred last at the end
-        self._n_given = 0  # rows; Ctrl-C may waste one
 
     def learn(self, token: int, ids: NDArray[np.uint32]) -> None:
         """Learn that the token of an id used `ids` [n_layers, n_used]."""
@@ -97,7 +96,7 @@ class TokenTable:
         _residency.learn_token(self._experts, self._shares, row, ids, n_seen)
         self._seen[row] = n_seen
         self._row_of.pop(token, None)
-        self._row_of[token] = row  # last: an id has a row of its own, and occurred
+        self._row_of[token] = row  # at the end
 
     def expect(self, tokens: Iterable[int], usual: Values) -> Values:
         """Return how many of the tokens of these ids use each expert, on average: [n_keys].
@@ -145,13 +144,11 @@ class TokenTable:
         self._seen[: len(ids)] = rows.seen[last]
         self._experts[: len(ids)], self._shares[: len(ids)] = rows.experts[last], rows.shares[last]
         self._row_of = {token: row for row, token in enumerate(ids)}
-        self._n_given = len(ids)
 
     def _new_row(self) -> int:
         """Return an empty row: a free one, else that of the id that occurred longest ago."""
-        if self._n_given < self._n_rows:
-            self._n_given += 1
-            return self._n_given - 1
+        if len(self._row_of) < self._n_rows:
+            return len(self._row_of)
         row = self._row_of.pop(next(iter(self._row_of)))
         self._shares[row] = 0
         self._seen[row] = 0

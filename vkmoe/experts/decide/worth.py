@@ -360,9 +360,8 @@ class Chances:
         scale = [1 - 0.5 ** (1 / each) for each in (*SHORT, half_life)]
         self._scale = np.array([*scale, 1.0])  # the scores of the predictor come last
         self._lag = lag
-        # The token to look at, and the counts [n - 1][n_keys] of `lag` tokens before it. With its
-        # number, because Ctrl-C may leave out what was to be kept, or to be looked at.
-        self._kept: tuple[int, list[Values]] | None = None
+        # The counts [n - 1][n_keys] of `lag` tokens before the next one to look at.
+        self._kept: list[Values] | None = None
         # What is to be looked at: such counts, what the token used, what was guessed of it.
         self._seen: tuple[list[Values], Keys, Values | None] | None = None
         n = len(self._scale)
@@ -381,11 +380,10 @@ class Chances:
                 short.advance()
             short.use(keys)
         self._n_tokens += 1
-        if self._kept is not None and self._kept[0] == self._n_tokens:
-            self._seen = self._kept[1], keys, guessed
+        if self._kept is not None and self._n_tokens % EVERY == 0:
+            self._seen = self._kept, keys, guessed
         if (self._n_tokens + self._lag) % EVERY == 0:
-            known = [each.values() + NOTHING for each in self._counts]
-            self._kept = self._n_tokens + self._lag, known
+            self._kept = [each.values() + NOTHING for each in self._counts]
 
     def learn(self) -> None:
         """Learn from what was noted, if that is still to be done."""

@@ -213,12 +213,11 @@ class ExpertCache:
     def begin(self, first: bool = True) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
 
-        Submits of a token but its `first` come after a `need`; with the first, copies that Ctrl-C
-        made the cache lose sight of are let go. Raises DeviceLostError. A copy that fails otherwise
-        leaves its expert at home.
+        Submits of a token but its `first` come after a `need`. Raises DeviceLostError. A copy that
+        fails otherwise leaves its expert at home.
         """
         if first:
-            self._recover()
+            self._steps.forget()
         self._tier.start_waiting(urgent=self._ways.punctual)
         if self._ways.wait or not self._ways.punctual:
             self._collect(self._ways.wait)
@@ -357,7 +356,6 @@ class ExpertCache:
 
     def settle(self) -> None:
         """Wait for the copies under way, so that counters tell of them. Raises DeviceLostError."""
-        self._recover()
         self._tier.collect(wait=True)
         if self._exchange is not None:
             self._exchange.tier.collect(wait=True)
@@ -373,14 +371,6 @@ class ExpertCache:
         assert (entries == self._addresses(keys)).all(), "the table leads elsewhere"
 
     # ----- inside -----
-
-    def _recover(self) -> None:
-        self._steps.forget()
-        self._tier.recover()
-        if self._exchange is not None:
-            self._exchange.tier.recover()
-        elif self.pool is not None:
-            self.pool.tier.recover()
 
     @property
     def _changed(self) -> Mask:
@@ -495,7 +485,7 @@ class _LayerSteps:
         self.n_hinted = 0
 
     def forget(self) -> None:
-        """Begin a token, whatever became of the last one."""
+        """Begin a token, whatever became of the last one: Ctrl-C may have ended it early."""
         self._next = None
         self._hits.clear()
 

@@ -3,11 +3,6 @@
 Owns what a copy and an uploader are, the recordings in flight, the thread with its jobs and what is
 counted of them, and how many bytes may be copied while a token runs. Does not decide what is moved,
 nor when a slot may be written: that is up to the one that starts a copy.
-
-Between the engine's thread and the other there are no locks: what both share changes by single
-atomic steps of CPython (a deque's methods, `dict.setdefault`), so that Ctrl-C between any two lines
-leaves it sound. That relies on the global interpreter lock: a build of Python without it needs
-locks here.
 """
 
 from __future__ import annotations
@@ -21,20 +16,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 from vkmoe.closing import Closing
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
 from vkmoe.gpu.arena import Placement
 from vkmoe.gpu.backend import Submission
-from vkmoe.gpu.device import Device, translate_errors, translated, vulkan_errors
+from vkmoe.gpu.device import Device, translated, vulkan_errors
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.interrupts import SLICE_S, checkpoint
 
 __all__ = [
     "END_LIMIT_S",
     "NEW_WEIGHT",
-    "SLICE_S",
     "Copy",
     "CopyBudget",
     "Job",
@@ -49,7 +43,6 @@ __all__ = [
 ]
 
 log = logging.getLogger("vkmoe")
-SLICE_S = 0.1  # Ctrl-C is answered this quickly where waiting cannot be interrupted
 MAX_QUEUED = 16  # jobs that are not urgent; a job is one submit's worth of copies
 END_LIMIT_S = 5.0  # for the running job, when all is to end
 NO_MEMORY = OutOfMemoryError("copying experts failed, without memory left to say why")
@@ -85,9 +78,6 @@ class Uploader(Protocol):
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         """Begin to copy, before what is not urgent. Raises VkmoeErrors, with nothing begun."""
 
-    def drain(self) -> bool:
-        """Wait until nothing is or will be written any more; return whether that was in time."""
-
 
 class Uploads:
     """Copies by one submit on the upload queue (the compute queue, where there is one queue)."""
@@ -101,11 +91,6 @@ class Uploads:
             return _Upload(self._device, self._device.native.upload(copies, self._timed))
         except vulkan_errors() as error:
             raise translated(error, DOING) from error
-
-    def drain(self) -> bool:
-        with translate_errors(DOING):
-            self._device.native.wait_idle()
-        return True
 
 
 class _Upload:
@@ -181,9 +166,6 @@ class Prefetcher(Closing):
             self._thread.start()
         except RuntimeError as error:
             raise OutOfMemoryError(f"no thread for {name}: {error}", "see `ulimit -u`") from error
-        except BaseException:  # Ctrl-C: it may run already, and nothing would end it
-            self._queue.end()
-            raise
         atexit.register(self.close)
 
     @property
@@ -208,15 +190,12 @@ class Prefetcher(Closing):
     def drain(self) -> bool:
         """Cancel what has not begun, wait for what has; return whether that was within the limit.
 
-        Afterwards nothing is written, not even by a job whose start Ctrl-C has torn.
+        Afterwards nothing is written.
         """
         for job in self._queue.waiting:
             job.cancel()
-        running, give_up = self._queue.running, time.monotonic() + self._end_limit_s
-        while running is not None and not running.look(SLICE_S):
-            if time.monotonic() > give_up or not self._thread.is_alive():
-                return False
-        return True
+        running = self._queue.running
+        return running is None or running.look(self._end_limit_s)
 
     def close(self) -> None:
         """Drain, and end the thread. One that does not end in time is left, with a warning."""
@@ -246,7 +225,7 @@ class Prefetcher(Closing):
                 time.sleep(SLICE_S)  # there may be more memory later
             finally:
                 job = self._queue.running
-                if job is not None and job.begun:
+                if job is not None:
                     job.end(NO_MEMORY)  # unless it has ended, as nearly always
 
     def _run(self, job: Job) -> None:
@@ -258,7 +237,7 @@ class Prefetcher(Closing):
             upload.wait()
             interval = upload.interval()
             self.n_jobs += 1
-        except BaseException as error:  # KeyboardInterrupt too: a job must not end the thread
+        except BaseException as error:  # whatever it is: a job must not end the thread
             failure = self._failed(error)
         self.busy_ns += time.perf_counter_ns() - began
         job.end(failure, interval)
@@ -306,36 +285,25 @@ def as_vkmoe_error(error: BaseException) -> VkmoeError:
 class Job:
     """Follows copies that wait for their turn, are under way, or are over: an `Upload`."""
 
-    __slots__ = ("_ended", "_error", "_fate", "_interval", "_over", "_queue", "copies")
+    __slots__ = ("_error", "_interval", "_is_over", "_queue", "cancelled", "copies")
 
     def __init__(self, queue: JobQueue, copies: Sequence[Copy]) -> None:
         self._queue, self.copies = queue, copies
-        self._fate: dict[str, str] = {}  # "is": "begun" or "cancelled", whichever came first
-        self._over = False
-        self._ended = threading.Lock()  # released at the end: a hint to look again
-        self._ended.acquire()
+        self.cancelled = self._is_over = False
         self._error: VkmoeError | None = None
         self._interval: tuple[int, int] | None = None
 
-    @property
-    def cancelled(self) -> bool:
-        return self._fate.get("is") == "cancelled"
-
-    @property
-    def begun(self) -> bool:
-        return self._fate.get("is") == "begun"
-
     def done(self) -> bool:
         """Return whether the job is over: arrived, failed or cancelled; never waits."""
-        return self._over or self.cancelled
+        return self._is_over
 
     def wait(self) -> None:
         """Wait until the job is over; from now on it goes before jobs that none waits for.
 
         Raises what it failed with, always a VkmoeError; the targets' bytes are undefined then.
-        JobCancelledError where it was cancelled.
+        JobCancelledError where it was cancelled. Ctrl-C may end the waiting, and nothing else.
         """
-        if not self.done():
+        if not self._is_over:
             self._queue.wait_for(self)
         if self.cancelled:
             raise JobCancelledError("the copy was cancelled")
@@ -344,35 +312,27 @@ class Job:
 
     def cancel(self) -> bool:
         """Return whether the job had not begun and now never will: nothing was written."""
-        if not self._fate and self._fate.setdefault("is", "cancelled") == "cancelled":
-            self._queue.forget(self)
-            self.copies = ()
+        if not self._is_over and self._queue.forget(self):
+            self.cancelled = True
+            self.end(None)
         return self.cancelled
 
     def interval(self) -> tuple[int, int] | None:
         """Return when the bytes moved, by its uploader; None before the end, or if unknown."""
         return self._interval
 
-    # ----- on the worker's thread -----
-
-    def begin(self) -> bool:
-        """Return whether the worker is to do the job: it was neither cancelled nor begun before.
-
-        After Ctrl-C it may wait in a queue twice.
-        """
-        return not self.begun and self._fate.setdefault("is", "begun") == "begun"
-
     def end(self, error: VkmoeError | None, interval: tuple[int, int] | None = None) -> None:
         """Note that the job is over. Does nothing the second time."""
-        if not self._over:
-            self.copies, self._error, self._interval = (), error, interval
-            self._over = True
-            with suppress(RuntimeError):  # released already
-                self._ended.release()
+        with self._queue.changed:
+            if not self._is_over:
+                self.copies, self._error, self._interval = (), error, interval
+                self._is_over = True
+                self._queue.changed.notify_all()
 
     def look(self, limit_s: float) -> bool:
         """Return whether the job is over; waits for that for at most `limit_s`."""
-        return self.done() or self._ended.acquire(timeout=max(limit_s, 0.0)) or self.done()
+        with self._queue.changed:
+            return self._queue.changed.wait_for(self.done, limit_s)
 
 
 class JobQueue:
@@ -381,68 +341,57 @@ class JobQueue:
     def __init__(self, is_alive: Callable[[], bool]) -> None:
         """Begin empty; `is_alive` returns whether the thread that takes jobs is."""
         self._is_alive = is_alive
+        self.changed = threading.Condition()  # its lock guards all that follows, and jobs' ends
         self._urgent: deque[Job] = deque()
         self.later: deque[Job] = deque()  # those that are not urgent
-        self._wakeups: SimpleQueue[None] = SimpleQueue()
-        self._ending = False
+        self._is_ending = False
         self.running: Job | None = None  # or the last one that was
 
     @property
     def waiting(self) -> list[Job]:
-        return [*self._urgent, *self.later]
+        with self.changed:
+            return [*self._urgent, *self.later]
 
     def add(self, job: Job, urgent: bool) -> None:
-        (self._urgent if urgent else self.later).append(job)
-        self._wake()
+        with self.changed:
+            (self._urgent if urgent else self.later).append(job)
+            self.changed.notify_all()
 
     def end(self) -> None:
         """Let `take` return None once no job waits."""
-        self._ending = True
-        self._wake()
+        with self.changed:
+            self._is_ending = True
+            self.changed.notify_all()
 
     def wait_for(self, job: Job) -> None:
         """Wait until a job is over. Raises GpuError where no thread is left to do it."""
-        if job in self.later:
-            self._urgent.append(job)  # first: Ctrl-C may leave it in both, but not in none
-            self._remove(self.later, job)
+        with self.changed:
+            if job in self.later:
+                self.later.remove(job)
+                self._urgent.append(job)
         while not job.look(SLICE_S):
+            checkpoint()
             if not self._is_alive() and not job.done():
                 raise GpuError("the thread that copies experts has ended")
 
-    def forget(self, job: Job) -> None:
-        """Take a job out of the queue."""
-        self._remove(self._urgent, job)
-        self._remove(self.later, job)
+    def forget(self, job: Job) -> bool:
+        """Take a job out of the queue; return whether it was there."""
+        with self.changed:
+            for queue in (self._urgent, self.later):
+                if job in queue:
+                    queue.remove(job)
+                    return True
+        return False
 
     def take(self) -> Job | None:
-        """Return the next job, begun, once there is one; None when it is time to end."""
-        while True:
-            job = self._first()
-            if job is not None:
-                self.running = job  # before it begins: draining looks here last
-                begun = job.begin()
-                self.forget(job)
-                if begun:
-                    return job
-            elif self._ending:
-                return None
-            else:
-                self._wakeups.get()
-
-    def _first(self) -> Job | None:
-        for queue in (self._urgent, self.later):
-            with suppress(IndexError):
-                return queue[0]
-        return None
-
-    def _wake(self) -> None:
-        if self._wakeups.empty():  # else the worker is going to look anyway
-            self._wakeups.put(None)
-
-    @staticmethod
-    def _remove(queue: deque[Job], job: Job) -> None:
-        with suppress(ValueError):
-            queue.remove(job)
+        """Return the next job, which begins, once there is one; None when it is time to end."""
+        with self.changed:
+            while not (self._urgent or self.later):
+                if self._is_ending:
+                    return None
+                self.changed.wait()
+            self.running = (self._urgent or self.later).popleft()
+            return self.running
 
 
 class CopyBudget:

@@ -238,6 +238,6 @@ class Landings:
             (slot for slot, move in zip(given, moves, strict=True) if move.victim != FREE), version
         )
         entries = list(zip(layers.tolist(), indices.tolist(), strict=True))
-        self._waiting += entries  # first: a slot that an expert keeps is not offered
+        self._waiting += entries
         locations.land(keys, layers, indices)
         slots.poison(slots.all[locations.landing.item(entry)] for entry in entries)

@@ -114,7 +114,7 @@ class ExpertTable(Closing):
         self._write(target)
         self.n_writes += 1
         self.version += 1
-        self._stale[target] = False  # last: torn before it, the copy is only written once more
+        self._stale[target] = False
 
     # ----- which versions are read -----
 

@@ -4,9 +4,6 @@ There is one `Tier` for device slots, filled from host memory, and where the hos
 than the model one for the pool, filled from the file; `HostPool` runs that. A tier carries out what
 was decided, in the record of where experts are (decide/locations.py), and leaves the copying itself
 to an uploader.
-
-The record says before a copy begins that something may write its slot. So copies that Ctrl-C made
-the tier lose sight of are found by the record alone: `recover` lets go of their experts.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from vkmoe.experts.decide.keys import Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Locations, Move
 from vkmoe.experts.decide.residency import PoolResidency
 from vkmoe.experts.records.profiler import Interval, Overlap, PoolCounters
-from vkmoe.experts.store.copies import Copy, JobCancelledError, QueueFullError, Upload, Uploader
+from vkmoe.experts.store.copies import Copy, QueueFullError, Upload, Uploader
 from vkmoe.experts.store.slots import Slot, SlotManager
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.arena import Placement
@@ -148,7 +145,8 @@ class Tier:
     def collect(self, wait: bool = False, needed: Collection[int] = ()) -> None:
         """Note which copies have arrived; waits for those of `needed` keys, or for all.
 
-        Raises DeviceLostError. A key that fails to arrive otherwise loses its slot again.
+        Raises DeviceLostError. A key that fails to arrive otherwise loses its slot again. Waiting
+        may be interrupted: what arrives later is noted by a later call.
         """
         for pending in list(self._pending):
             waits = wait or (bool(needed) and any(key in needed for key in pending.keys))
@@ -163,19 +161,6 @@ class Tier:
                 self._take_back(pending.keys)
         waiting = self.locations.waiting()
         self._take_back(waiting[~wanted[waiting]].tolist())
-
-    def recover(self) -> None:
-        """Let go of the experts whose copies nothing follows any more: Ctrl-C came between.
-
-        Nothing is written afterwards by a copy that is not followed. To be called before each
-        token. Raises GpuError where a copy does not end.
-        """
-        if sum([len(pending.keys) for pending in self._pending]) == self.locations.n_copying:
-            return
-        if not self.uploads.drain():
-            raise GpuError("a copy of experts does not end", "its disk or its GPU may hang")
-        self._pending.clear()
-        self._release(self.locations.copying().tolist())
 
     # ----- inside -----
 
@@ -225,7 +210,7 @@ class Tier:
         failure, counters = None, self.counters
         began = perf_counter_ns()
         try:
-            pending.upload.wait()  # Ctrl-C here leaves everything as it was
+            pending.upload.wait()
         except DeviceLostError:
             raise
         except Exception as error:
@@ -237,8 +222,6 @@ class Tier:
             self._arrived(pending.keys, pending.n_bytes)
             if self.overlap is not None:
                 self.overlap.copied(pending.upload.interval(), (pending.began_ns, ended))
-        elif isinstance(failure, JobCancelledError):  # Ctrl-C came before that was noted
-            self._take_back(pending.keys)
         else:
             self._give_up(pending.keys, failure)
 

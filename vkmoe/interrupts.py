@@ -1,0 +1,112 @@
+"""Takes Ctrl-C at checkpoints: it ends the work of a model between two steps, never amid one.
+
+`at_checkpoints` puts signals off while a model is at work, and `checkpoint` lets them act: there
+Ctrl-C raises KeyboardInterrupt. So code between two checkpoints need not be safe against an
+exception at any line. Outside of that work, and in all threads but the main one, signals do what
+Python and the program make of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from math import inf
+from time import monotonic
+from types import FrameType
+from typing import Any, TypeVar
+
+__all__ = ["INTERRUPTED", "SLICE_S", "acquired", "at_checkpoints", "checkpoint", "result_of"]
+
+INTERRUPTED = 130  # exit code
+SLICE_S = 0.1  # what waits for something looks this often whether a signal came
+PATIENCE_S = 0.5  # a second Ctrl-C sooner than that is the same wish
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Result = TypeVar("Result")
+
+_is_at_work = False
+_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the program's own
+_came: deque[int] = deque()  # signals that were put off
+_first_s = inf  # when Ctrl-C came first, in the work at hand
+
+
+@contextmanager
+def at_checkpoints() -> Iterator[None]:
+    """Put SIGINT, SIGTERM and SIGHUP off until the next checkpoint; the end is one too.
+
+    Then the handler that the program has for the signal is called. A second Ctrl-C ends the process
+    where the first one had no effect for half a second, unless the program has a handler of its
+    own. Does nothing within another `at_checkpoints`, or in a thread that gets no signals.
+    """
+    global _is_at_work, _first_s
+    if _is_at_work or not _is_main():
+        yield
+        return
+    try:
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler) and handler is not _note:
+                _handlers[number] = handler
+                signal.signal(number, _note)
+        _first_s, _is_at_work = inf, True
+        yield
+    finally:
+        _is_at_work = False
+        for number, handler in _handlers.items():
+            if signal.getsignal(number) is _note:  # else that handler has set another
+                signal.signal(number, handler)
+        checkpoint()
+
+
+def checkpoint() -> None:
+    """Let signals act that were put off; raises KeyboardInterrupt if Ctrl-C is among them.
+
+    Must hold: what the caller works on is sound, and stays usable if this raises.
+    """
+    while _came and _is_main():
+        number = _came.popleft()
+        _handlers[number](number, None)
+
+
+@contextmanager
+def acquired(lock: threading.Lock) -> Iterator[None]:
+    """Hold a lock; waiting for it is full of checkpoints."""
+    while not lock.acquire(timeout=SLICE_S):
+        checkpoint()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def result_of(future: Future[Result]) -> Result:
+    """Return what a future gives; waiting for it is full of checkpoints."""
+    while not future.done():
+        checkpoint()
+        wait([future], SLICE_S)
+    return future.result()
+
+
+def _is_main() -> bool:
+    """Say whether Python runs handlers of signals in this thread."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Note a signal until the next checkpoint, as its handler."""
+    global _first_s
+    handler = _handlers[number]
+    if not _is_at_work:  # handlers are being set
+        handler(number, frame)
+        return
+    if number == signal.SIGINT and handler is signal.default_int_handler:
+        _first_s = min(_first_s, monotonic())
+        if monotonic() - _first_s > PATIENCE_S:
+            os._exit(INTERRUPTED)
+    if number not in _came:
+        _came.append(number)
