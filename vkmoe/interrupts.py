@@ -25,7 +25,7 @@ __all__ = ["INTERRUPTED", "SLICE_S", "acquired", "at_checkpoints", "checkpoint",
 INTERRUPTED = 130  # exit code
 SLICE_S = 0.1  # what waits for something looks this often whether a signal came
 PATIENCE_S = 0.5  # a second Ctrl-C sooner than that is the same wish
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Result = TypeVar("Result")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -68,28 +67,6 @@ def test_work_of_the_cpu_that_fails_is_one_error(
     assert len(found) == len(wanted)
     if llm.engine.cache is None:  # else other experts may have slots by now
         assert found == wanted
-
-
-def test_ctrl_c_while_the_gpu_works_ends_the_chain(llm: LLM) -> None:
-    """The signal comes while the host waits for its turn."""
-    wanted = reply(llm)
-    worker = llm.engine._programs._worker
-    assert worker is not None
-    compute, turns = worker.compute, []
-
-    def interrupting(layer: int) -> None:
-        compute(layer)
-        turns.append(layer)
-        if len(turns) == 5:
-            signal.raise_signal(signal.SIGINT)
-
-    worker.compute = interrupting  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt) as caught:
-        reply(llm)
-    without_frames(caught.value)
-    del worker.compute
-    llm.forget()
-    assert len(turns) == 5 and len(reply(llm)) == len(wanted)
 
 
 def test_a_part_of_a_chain_that_did_not_run_is_noticed(llm: LLM) -> None:

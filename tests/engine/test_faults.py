@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import gc
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -256,29 +255,6 @@ def test_a_damaged_file_leaves_nothing_open() -> None:
         with pytest.raises(Exception, match=path.name) as caught:
             LLM(path)
         assert getattr(caught.value, "hint", "")
-
-
-def interrupted(device: Any, recording: Any) -> Any:
-    """Ctrl-C after the submit and before its wait begins."""
-    submission = device.submit(recording)
-    signal.raise_signal(signal.SIGINT)
-    return submission
-
-
-@PLACES
-def test_ctrl_c_right_after_a_submit(llm: LLM, n_sound: int, after: int) -> None:
-    right = right_text(llm)
-    sound = llm.engine.device.native
-    faulty: Any = FaultyDevice(sound, n_sound, interrupted)
-    published, _ = run_into(
-        llm, KeyboardInterrupt, after, lambda: setattr(llm.engine.device, "native", faulty)
-    )
-    assert published == right[:after]
-    llm.engine.device.native = sound
-    assert llm.last_statistics is not None
-    assert llm.last_statistics.finish_reason == "interrupt"
-    assert llm.last_statistics.n_generated_tokens - len(published) in (0, 1)  # one that was ready
-    assert llm.generate(PROMPT, max_tokens=N_TOKENS, **GREEDY).token_ids == right
 
 
 @pytest.mark.parametrize("options", [{}, {"expert_slots": 6}], ids=["resident", "cache"])
