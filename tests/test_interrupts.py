@@ -17,8 +17,6 @@ import pytest
 from vkmoe import interrupts
 from vkmoe.interrupts import acquired, at_checkpoints, checkpoint, result_of
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 class Ended(BaseException):
     """Stands for what a program's own handler raises."""
@@ -30,13 +28,12 @@ def end(number: int, frame: FrameType | None) -> None:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """They are the same afterwards, and nothing is left to come."""
-    before = {number: signal.getsignal(number) for number in NUMBERS}
-    signal.signal(signal.SIGTERM, end)
+    """That of Ctrl-C is the same afterwards, and nothing is left to come."""
+    before = signal.getsignal(signal.SIGTERM)
+    interrupts.handle(signal.SIGTERM, end)
     yield
-    found = {number: signal.getsignal(number) for number in NUMBERS}
-    assert found == before | {signal.SIGTERM: end} and not interrupts._came
-    signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+    signal.signal(signal.SIGTERM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and not interrupts._came
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -99,12 +96,13 @@ def test_a_handler_may_set_another() -> None:
     def ignore_more(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)
 
-    signal.signal(signal.SIGTERM, ignore_more)
-    with at_checkpoints():
-        signal.raise_signal(signal.SIGTERM)
-        checkpoint()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, ignore_more)
+    for _ in range(2):
+        with at_checkpoints():
+            signal.raise_signal(signal.SIGINT)
+            checkpoint()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_other_threads_get_no_signals() -> None:

@@ -1,9 +1,9 @@
 """Takes Ctrl-C at checkpoints: it ends the work of a model between two steps, never amid one.
 
-`at_checkpoints` puts signals off while a model is at work, and `checkpoint` lets them act: there
-Ctrl-C raises KeyboardInterrupt. So code between two checkpoints need not be safe against an
-exception at any line. Outside of that work, and in all threads but the main one, signals do what
-Python and the program make of them.
+`at_checkpoints` puts Ctrl-C off while a model is at work, and `checkpoint` lets it act: there it
+raises KeyboardInterrupt. So code between two checkpoints need not be safe against an exception at
+any line. Outside of that work, and in all threads but the main one, Ctrl-C does what Python and the
+program make of it. Other signals are put off alike if their handlers are set by `handle`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,35 @@ from time import monotonic
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = ["INTERRUPTED", "SLICE_S", "acquired", "at_checkpoints", "checkpoint", "result_of"]
+__all__ = [
+    "INTERRUPTED",
+    "SLICE_S",
+    "Handler",
+    "acquired",
+    "at_checkpoints",
+    "checkpoint",
+    "handle",
+    "result_of",
+]
 
 INTERRUPTED = 130  # exit code
 SLICE_S = 0.1  # what waits for something looks this often whether a signal came
 PATIENCE_S = 0.5  # a second Ctrl-C sooner than that is the same wish
-SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+Handler = Callable[[int, FrameType | None], Any]
 Result = TypeVar("Result")
 
 _is_at_work = False
-_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the program's own
+_handlers: dict[int, Handler] = {}  # the program's, by signal
 _came: deque[int] = deque()  # signals that were put off
 _first_s = inf  # when Ctrl-C came first, in the work at hand
 
 
 @contextmanager
 def at_checkpoints() -> Iterator[None]:
-    """Put SIGINT, SIGTERM and SIGHUP off until the next checkpoint; the end is one too.
+    """Put Ctrl-C off until the next checkpoint; the end is one too.
 
-    Then the handler that the program has for the signal is called. A second Ctrl-C ends the process
+    Then the handler that the program has for SIGINT is called. A second Ctrl-C ends the process
     where the first one had no effect for half a second, unless the program has a handler of its
     own. Does nothing within another `at_checkpoints`, or in a thread that gets no signals.
     """
@@ -47,24 +56,27 @@ def at_checkpoints() -> Iterator[None]:
     if _is_at_work or not _is_main():
         yield
         return
+    handler = signal.getsignal(signal.SIGINT)
     try:
-        for number in SIGNALS:
-            handler = signal.getsignal(number)
-            if callable(handler) and handler is not _note:
-                _handlers[number] = handler
-                signal.signal(number, _note)
+        if callable(handler) and handler is not _note:  # else it is ignored, or set already
+            handle(signal.SIGINT, handler)
         _first_s, _is_at_work = inf, True
         yield
     finally:
         _is_at_work = False
-        for number, handler in _handlers.items():
-            if signal.getsignal(number) is _note:  # else that handler has set another
-                signal.signal(number, handler)
+        if signal.getsignal(signal.SIGINT) is _note:
+            signal.signal(signal.SIGINT, _handlers[signal.SIGINT])
         checkpoint()
 
 
+def handle(number: int, handler: Handler) -> None:
+    """Set what a signal does: at once, or, while a model is at work, at the next checkpoint."""
+    _handlers[number] = handler
+    signal.signal(number, _note)
+
+
 def checkpoint() -> None:
-    """Let signals act that were put off; raises KeyboardInterrupt if Ctrl-C is among them.
+    """Let signals act that were put off: Ctrl-C raises KeyboardInterrupt.
 
     Must hold: what the caller works on is sound, and stays usable if this raises.
     """
@@ -98,10 +110,10 @@ def _is_main() -> bool:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """Note a signal until the next checkpoint, as its handler."""
+    """Do what a signal does, or note it until the next checkpoint."""
     global _first_s
     handler = _handlers[number]
-    if not _is_at_work:  # handlers are being set
+    if not _is_at_work:
         handler(number, frame)
         return
     if number == signal.SIGINT and handler is signal.default_int_handler:

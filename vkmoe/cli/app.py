@@ -34,7 +34,7 @@ from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.serve import serve
 from vkmoe.errors import NoDriverError, UsageError, VkmoeError
-from vkmoe.interrupts import INTERRUPTED
+from vkmoe.interrupts import INTERRUPTED, handle
 
 __all__ = ["main", "root"]
 
@@ -264,7 +264,7 @@ def _stopped_by_signals() -> Iterator[None]:
         raise _Stopped(number)
 
     for number in ours:
-        signal.signal(number, stop)
+        handle(number, stop)
     try:
         yield
     finally:
