@@ -44,7 +44,7 @@ class DelayedUploads:
     delay: int = 0
     failures: int = 0
     fail_at_start: bool = False
-    error: type[GpuError] = GpuError
+    error: type[BaseException] = GpuError
     copied: list[Copy] = field(default_factory=list)
     room: int | None = None
     n_begun: int = 0
