@@ -1,14 +1,17 @@
 """This module spells the names between which options, plans and decisions choose, each once.
 
 The meaning of a choice is described where it is made: config.py for what a user may ask, placement/
-for what is decided, experts/decide/ for policies and predictors.
+for what is decided, experts/decide/ for policies. What policies do is said here in a few words too,
+for options and for the page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 __all__ = [
+    "POLICIES_IN_WORDS",
     "BufferName",
     "CopyTiming",
     "DraftWay",
@@ -19,8 +22,6 @@ __all__ = [
     "MissWay",
     "ModeName",
     "PolicyName",
-    "PredictorName",
-    "ResidentSelection",
     "SlotSharing",
     "TuningSource",
 ]
@@ -57,6 +58,10 @@ BufferName = Literal[
     "staging",
 ]
 
-PolicyName = Literal["lru", "slru", "lfru"]
-PredictorName = Literal["token", "correlation", "previous", "frequency", "none"]
-ResidentSelection = Literal["first_n", "frequency", "manual"]
+PolicyName = Literal["lru", "slru", "lfru", "forecast"]
+POLICIES_IN_WORDS: Mapping[PolicyName, str] = {  # which expert leaves
+    "lru": "the one unused for longest",
+    "slru": "the least used of those that were not used again soon",
+    "lfru": "the one with the least frequent and recent uses",
+    "forecast": "the one that the next tokens are least likely to use",
+}

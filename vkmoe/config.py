@@ -7,11 +7,12 @@ numbers. The module looks at no file and no device: what was found there is in f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
 
 from vkmoe.choices import (
+    POLICIES_IN_WORDS,
     CopyTiming,
     DraftWay,
     Executor,
@@ -19,8 +20,6 @@ from vkmoe.choices import (
     MissWay,
     ModeName,
     PolicyName,
-    PredictorName,
-    ResidentSelection,
     SlotSharing,
     TuningSource,
 )
@@ -37,17 +36,15 @@ from vkmoe.option_fields import (
 )
 
 __all__ = [
-    "DEFAULT_PREDICTOR",
     "MAX_ROWS",
     "OF_OTHER_MODES",
     "EngineConfig",
     "Pins",
     "SamplingConfig",
     "mode_contradicts",
-    "predictor_contradicts",
+    "prefetch_contradicts",
 ]
 
-DEFAULT_PREDICTOR: PredictorName = "token"
 MAX_THREADS = 512
 MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
 
@@ -59,17 +56,15 @@ MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
 class Pins:
     """Says which experts of each layer are kept in their slots, whatever options asked for it.
 
-    They are the "first" `n`, those of certain `ids`, or the `n` of most "use". By use, the counts
-    of a profile choose at the start, if there is one; then all uses until token `after`, once. With
-    `again` the uses of late choose after every `after` tokens, and pin at most half of the slots.
+    They are those of certain `ids`, or the `n` of most "use" of late, in at most half of the slots.
+    By use, the counts of a profile choose at the start, if there is one; then those of the run
+    after every `after` tokens.
     """
 
-    by: Literal["first", "ids", "use"]
-    n: int = 0  # 0: all slots; with `again` as many as a token uses
+    by: Literal["ids", "use"]
+    n: int = 0  # 0: as many as a token uses
     ids: tuple[int, ...] = ()
     after: int = 0
-    again: bool = False
-    flag: str = field(default="", compare=False)  # the option that says how many
 
 
 # ----- the options -----
@@ -319,48 +314,27 @@ class EngineConfig:
         minimum=1,
     )
     expert_policy: PolicyName = option(
-        "slru",
-        "Which expert leaves the device when another needs its slot: the one unused for longest "
-        "(lru), the least used that was not used again soon (slru), or the one with the least "
-        "frequent and recent uses (lfru).",
+        "forecast",
+        "Which expert leaves the device when another needs its slot: "
+        + "; ".join(f"{words} ({name})" for name, words in POLICIES_IN_WORDS.items())
+        + ". forecast learns which experts each token uses, and gives an expert a slot only if it "
+        "is likelier to be used than the one that leaves; with the others each that was missed "
+        "gets one.",
     )
     expert_allocation: SlotSharing = option(
         "layer",
         "Whether each layer keeps its own slots, or layers with experts of one size share them.",
     )
-    expert_half_life: float = option(
-        64.0,
-        "Tokens after which a use of an expert counts half; fewer follow a new subject sooner.",
-        minimum=1,
-    )
     moe_warmpin: int | None = option(
         None,
         "Experts of each layer to keep on the device once their uses are known: the most used, in "
         "at most half of the slots; 0: none. Default: as many as a token uses, where not all fit; "
-        "none where tokens tell which experts they use (--expert-predictor token).",
+        "none with --expert-policy forecast.",
         minimum=0,
     )
     moe_warmpin_after: int = option(
         64,
         "Tokens after which --moe-warmpin chooses, and after as many more chooses anew.",
-        minimum=1,
-    )
-    expert_resident_selection: ResidentSelection | None = option(
-        None,
-        "Experts to keep on the device: the first of each layer (first_n) or those named (manual) "
-        "from the start, or those used most (frequency) once --expert-warmup-tokens have passed, "
-        "from the start those of --expert-profile. Default: none, manual with "
-        "--expert-resident-ids.",
-    )
-    expert_num_resident: int | None = option(
-        None,
-        "How many experts of each layer --expert-resident-selection keeps. Default: all slots.",
-        minimum=1,
-    )
-    expert_warmup_tokens: int = option(
-        4096,
-        "Tokens after which --expert-resident-selection frequency chooses, once; until then the "
-        "cache has no residents but those of a profile.",
         minimum=1,
     )
     expert_resident_ids: str | None = option(
@@ -398,25 +372,11 @@ class EngineConfig:
         "for it gains more than slots would.",
         "--promote-on-read/--no-promote-on-read",
     )
-    expert_predictor: PredictorName | None = option(
-        None,
-        "What tells which experts are about to be used: the next tokens themselves, by what they "
-        "used before (token); the experts of the last tokens, by what used to follow them "
-        "(correlation); those very experts (previous); those used most (frequency); or nothing "
-        "(none). Default: token, which then chooses what leaves the device, too, rather than "
-        "--expert-policy.",
-    )
     moe_predict_prefetch: bool | None = option(
         None,
-        "Whether experts are guessed before they are needed: yes is --expert-predictor token "
-        "unless that names another, no is --expert-predictor none. Default: as there.",
+        "Whether experts that are all but sure to be used are fetched before they are missed. "
+        "Default: yes with --expert-policy forecast, which tells them; no with the others.",
         "--moe-predict-prefetch/--no-moe-predict-prefetch",
-    )
-    expert_admission: bool = option(
-        True,
-        "Whether an expert gets a slot only if it is likelier to be used next than the one that "
-        "would leave; otherwise each that was missed gets one.",
-        "--expert-admission/--no-expert-admission",
     )
     expert_copies: CopyTiming | None = option(
         None,
@@ -469,22 +429,17 @@ class EngineConfig:
     @property
     def residents(self) -> Pins | None:
         """Return the pins of the experts that are to be kept for good, or None."""
-        selection, n = self.expert_resident_selection, self.expert_num_resident or 0
-        if self.expert_resident_ids is not None:
-            n_ids = len(self.resident_ids)
-            return Pins("ids", n_ids, self.resident_ids, flag="--expert-resident-ids")
-        flag = "--expert-num-resident" if n else "--expert-resident-selection"
-        if selection == "first_n":
-            return Pins("first", n, flag=flag)
-        return Pins("use", n, after=self.expert_warmup_tokens, flag=flag) if selection else None
+        ids = self.resident_ids
+        return None if self.expert_resident_ids is None else Pins("ids", len(ids), ids)
 
     @property
     def warm_pins(self) -> Pins | None:
         """Return the pins of those used most of late, or None where `moe_warmpin` is 0."""
-        if self.moe_warmpin == 0 or (self.moe_warmpin is None and self.predictor == "token"):
+        if self.moe_warmpin == 0:
             return None
-        n, after = self.moe_warmpin or 0, self.moe_warmpin_after
-        return Pins("use", n, after=after, again=True, flag="--moe-warmpin")
+        if self.moe_warmpin is None and self.expert_policy == "forecast":
+            return None
+        return Pins("use", self.moe_warmpin or 0, after=self.moe_warmpin_after)
 
     @property
     def mode(self) -> Literal["auto", ModeName]:
@@ -514,20 +469,13 @@ class EngineConfig:
         """Write the option that says how large the host pool is; empty where it was not given."""
         return "" if self.host_pool is None else f"--host-pool {self.host_pool.strip()}"
 
-    @property
-    def predictor(self) -> PredictorName:
-        """Name what tells which experts are about to be used."""
-        if self.moe_predict_prefetch is False:
-            return "none"
-        return self.expert_predictor or DEFAULT_PREDICTOR
-
 
 # ----- what makes a config wrong -----
 
 
-def predictor_contradicts(predictor: str | None, prefetch: bool | None) -> bool:
-    """Say whether --expert-predictor contradicts --moe-predict-prefetch; None never does."""
-    return predictor is not None and prefetch is not None and prefetch == (predictor == "none")
+def prefetch_contradicts(policy: str | None, prefetch: bool | None) -> bool:
+    """Say whether --expert-policy contradicts --moe-predict-prefetch; None never does."""
+    return policy not in (None, "forecast") and prefetch is True
 
 
 OF_OTHER_MODES: dict[str, tuple[str, ...]] = {  # what a mode has no use for
@@ -569,40 +517,9 @@ def _contradiction(one: str, other: str) -> UsageError:
 
 def _check_expert_choices(config: EngineConfig) -> None:
     """Refuse options of the expert cache that contradict each other, naming both."""
-    predictor, prefetch = config.expert_predictor, config.moe_predict_prefetch
-    if predictor_contradicts(predictor, prefetch):
-        raise UsageError(
-            f"--expert-predictor {predictor} contradicts "
-            f"--{'' if prefetch else 'no-'}moe-predict-prefetch",
-            "leave one of them out",
-        )
-    _check_residents(config)
+    if prefetch_contradicts(config.expert_policy, config.moe_predict_prefetch):
+        raise _contradiction("--moe-predict-prefetch", f"--expert-policy {config.expert_policy}")
     if config.expert_cache is not None and config.expert_slots is not None:
         raise UsageError(
             "--expert-cache and --expert-slots both say how much is cached", "give one of them"
-        )
-
-
-def _check_residents(config: EngineConfig) -> None:
-    selection, n = config.expert_resident_selection, config.expert_num_resident
-    ids, n_ids = config.expert_resident_ids, len(config.resident_ids)
-    if ids is not None and selection not in (None, "manual"):
-        raise UsageError(
-            f"--expert-resident-ids contradicts --expert-resident-selection {selection}",
-            "leave one of them out; ids go with manual",
-        )
-    if ids is not None and n not in (None, n_ids):
-        raise UsageError(
-            f"--expert-num-resident {n} contradicts the {n_ids} experts of --expert-resident-ids",
-            "leave out --expert-num-resident",
-        )
-    if ids is None and selection == "manual":
-        raise UsageError(
-            "--expert-resident-selection manual needs --expert-resident-ids",
-            "name the experts, such as --expert-resident-ids 1,2,3",
-        )
-    if ids is None and n is not None and selection is None:
-        raise UsageError(
-            f"--expert-num-resident {n} needs --expert-resident-selection",
-            "choose first_n or frequency",
         )

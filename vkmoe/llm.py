@@ -190,8 +190,8 @@ class LLM(Closing):
 
     def _report(self) -> ExpertReport:
         engine, cache = self.engine, self.engine.cache
-        predictor = cache.residency.settings.predictor if cache is not None else "none"
-        setup = setup_of(self.spec, self.plan, self.device_info, self._config, predictor)
+        policy = cache.residency.settings.policy if cache is not None else None
+        setup = setup_of(self.spec, self.plan, self.device_info, self._config, policy)
         if cache is None:
             return make_report(setup, engine.profiler)
         return make_report(

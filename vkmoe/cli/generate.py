@@ -274,7 +274,7 @@ def _document(
     from vkmoe.experts.records.report import as_document
 
     experts = as_document(llm.expert_statistics)
-    cache = ("hit_rate", "n_uses", "n_hits", "predictor", "copies", "predictions")
+    cache = ("hit_rate", "n_uses", "n_hits", "policy", "copies", "predictions")
     values = dataclasses.asdict(statistics) | {"finish_reason": reason}  # Ctrl-C may come after it
     return {
         "text": text,

@@ -252,14 +252,10 @@ def cpu_notes(chosen: DeviceInfo, wanted: str | None) -> Iterator[str]:
 # ----- the expert cache: what was asked, compared with what was planned -----
 
 _OF_EXPERTS = ("expert_cache", "expert_slots", "executor")  # idle only without any experts
-_HALF_LIFE = "expert_half_life"  # a profile is counted with it, wherever the experts are
-_OF_THE_POOL = {  # what decides about a small host pool too
-    "expert_policy", "expert_predictor", "moe_predict_prefetch", _HALF_LIFE,
-}  # fmt: skip
+_OF_THE_POOL = {"expert_policy", "moe_predict_prefetch"}  # which decide about a small host pool too
 _OF_SLOTS = {
     *_OF_THE_POOL, "expert_allocation", "moe_warmpin", "moe_warmpin_after",
-    "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
-    "expert_resident_ids", "miss", "promote_on_read", "expert_admission", "expert_copies",
+    "expert_resident_ids", "miss", "promote_on_read", "expert_copies",
 }  # fmt: skip
 
 
@@ -287,8 +283,7 @@ def idle_notes(config: EngineConfig, plan: MemoryPlan) -> list[str]:
 
 
 def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
-    sizing = plan.sizing
-    idle = _OF_SLOTS - {_HALF_LIFE} if config.expert_profile is not None else _OF_SLOTS
+    sizing, idle = plan.sizing, _OF_SLOTS
     if isinstance(plan.mode, CpuLayers):
         reason = "the CPU computes experts"
     elif sizing is None or sizing.status == "empty":
@@ -305,9 +300,6 @@ def _idle(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
 
 def dependent_notes(config: EngineConfig) -> Iterator[str]:
     """Name the options that say more about another one, which is off."""
-    if config.expert_resident_selection != "frequency":
-        reason = "without --expert-resident-selection frequency"
-        yield from _without_effect(reason, config, ["expert_warmup_tokens"])
     if config.moe_warmpin == 0:
         yield from _without_effect("with --moe-warmpin 0", config, ["moe_warmpin_after"])
 
@@ -332,11 +324,8 @@ def _full(config: EngineConfig, plan: MemoryPlan) -> Iterator[str]:
     smallest = min(plan.expert_slots)
     shared = config.expert_allocation == "global"
     room = sum(plan.expert_slots) / len(plan.expert_slots) if shared else smallest
-    if (residents.n or smallest) >= room:
+    if residents.n >= room:
         taken = "the only slot" if smallest == 1 else f"all {smallest} slots"
-        flag = "ids" if residents.by == "ids" else "selection"
-        begin = f" after {residents.after} tokens" if residents.after else ""
         yield (
-            f"--expert-resident-{flag} takes {taken} of a layer{begin}: "
-            "no slot is left to follow the text"
+            f"--expert-resident-ids takes {taken} of a layer: no slot is left to follow the text"
         )

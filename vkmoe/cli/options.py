@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, predictor_contradicts
+from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, prefetch_contradicts
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.option_fields import environment_name, flags_of, long_flag
 
@@ -62,7 +62,7 @@ def _is_idle_in(mode: str, asked: str, by: Any, value: Any) -> bool:
 # Options that may contradict each other, and whether these values of them do.
 _RIVALS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
     ("expert_cache", "expert_slots", lambda size, number: None not in (size, number)),
-    ("expert_predictor", "moe_predict_prefetch", predictor_contradicts),
+    ("expert_policy", "moe_predict_prefetch", prefetch_contradicts),
     ("expert_mode", "cpu_moe", mode_contradicts),
     ("expert_mode", "n_cpu_moe", lambda mode, n: n is not None and mode_contradicts(mode, True)),
     ("cpu_moe", "n_cpu_moe", lambda all_of_them, n: None not in (all_of_them, n)),

@@ -10,31 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-def learn(
-    pairs: NDArray[np.float32],
-    seen: NDArray[np.float32],
-    before: NDArray[np.uint32],
-    after: NDArray[np.uint32],
-    first: int,
-    weight: float,
-) -> None:
-    """Count that in layers from `first` on each of `after` [n, n_used] followed each of `before`.
-
-    *Mutates* `pairs` [n_layers, n_experts, n_experts] and `seen` [n_layers, n_experts].
-    """
-
-def follow(
-    pairs: NDArray[np.float32],
-    seen: NDArray[np.float32],
-    ids: NDArray[np.uint32],
-    first: int,
-    weight: float,
-) -> NDArray[np.float64]:
-    """Return the share of the uses of an expert of `ids` [n, n_used] that each expert followed.
-
-    It is averaged over those ids: [n, n_experts]. `weight` is what was never seen counts.
-    """
-
 def learn_token(
     experts: NDArray[np.uint16],
     shares: NDArray[np.uint16],
@@ -76,7 +51,6 @@ def admit(
     may_leave: NDArray[np.bool_],
     needed: NDArray[np.bool_],
     recency: NDArray[np.int32],
-    worth: NDArray[np.float64] | None,
     n_experts: int,
 ) -> list[tuple[int, int]]:
     """Choose which newcomers get slots: (index of the newcomer, the expert that leaves), in turn.
@@ -87,10 +61,10 @@ def admit(
     free slot. Residents are the `holders` [n_pools, n_slots], n_keys where a slot has none; of
     those that `may_leave` [n_keys + 1] and are not `needed` [n_keys] the one of the lowest of
     `values` [n_pools, n_slots] leaves first, of equals as float32 the least in `recency`
-    [n_keys + 1]. One whose `worth` [n_keys] is not below the bid stays, and its pool is closed. The
-    `newest` [n_pools] of a pool leaves only if no other may, and none of a layer that has no more
-    residents than the pool's floor [n_pools], unless for one of that layer. `n_free` [n_pools]
-    slots are given first.
+    [n_keys + 1]. One whose value is not below the bid stays, and its pool is closed. The `newest`
+    [n_pools] of a pool leaves only if no other may, and none of a layer that has no more residents
+    than the pool's floor [n_pools], unless for one of that layer. `n_free` [n_pools] slots are
+    given first.
     """
 
 def blend(rows: Sequence[NDArray[np.float64]], factors: Sequence[float]) -> NDArray[np.float64]:

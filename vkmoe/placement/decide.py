@@ -21,8 +21,6 @@ from vkmoe.cpu.device import cpu_info
 from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.cpu.variants import variant
 from vkmoe.errors import NoDeviceError, OutOfMemoryError, UsageError
-from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.predict import remembered_by
 from vkmoe.experts.decide.settings import (
     CacheSettings,
     PoolSpec,
@@ -30,6 +28,7 @@ from vkmoe.experts.decide.settings import (
     host_pools,
     make_pools,
 )
+from vkmoe.experts.decide.token_table import n_rows_of, row_bytes
 from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.slot_curves import known_curves
 from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan, ModelSpec, WeightBytes
@@ -248,7 +247,7 @@ def _decided(config: EngineConfig, given: _Given) -> Decision:
     link = given.speeds.of_link if measured and not best.cpu_layers else None
     settings = cache_settings(config, spec.name, spec.experts, best, given.overlaps)
     spans, n_used = programs.weights.spans, spec.experts.n_used if spec.experts else 0
-    learning = predictor_lines(settings, spec, len(spans), given.device)
+    learning = predictor_lines(settings, best, spec, given.device)
     return Decision(
         tuning=given.tuning,
         workspace=programs.workspace,
@@ -327,18 +326,20 @@ def _cpu_tuning(config: EngineConfig) -> Tuning:
 
 
 def predictor_lines(
-    settings: CacheSettings, spec: ModelSpec, n_layers: int, device: DeviceInfo
+    settings: CacheSettings, plan: MemoryPlan, spec: ModelSpec, device: DeviceInfo
 ) -> tuple[Allocation, ...]:
-    """Make the line for a predictor that remembers much, in `n_layers` MoE layers.
+    """Make the line for what forecasts remember of tokens, where experts move.
 
     Other bookkeeping takes a few words for each expert and has no line.
     """
-    if (experts := spec.experts) is None:
+    moves = plan.mode.can_miss and (plan.mode.has_slots or bool(plan.host_slots))
+    if (experts := spec.experts) is None or settings.policy != "forecast" or not moves:
         return ()
-    space, name = KeySpace(n_layers, experts.n_experts), settings.predictor
-    n_bytes, what = remembered_by(name, space, experts.n_used, spec.n_vocab)
-    line = allocation(device, f"predictor, {name}", "host", what, n_bytes=n_bytes)
-    return (line,) if n_bytes else ()
+    n_layers = len(spec.moe_layers)
+    n_rows = min(spec.n_vocab, n_rows_of(n_layers, experts.n_used))
+    n_bytes = n_rows * row_bytes(n_layers, experts.n_used)
+    what = f"which experts each token uses, of {n_rows} tokens at most"
+    return (allocation(device, "predictor", "host", what, n_bytes=n_bytes),)
 
 
 # ----- when a device refuses memory that the plan gave it -----

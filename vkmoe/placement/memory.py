@@ -159,7 +159,7 @@ _OPTIONS = {
     "gathered experts": "--miss",
     "brought experts": "--ubatch-size",
     "host pool": "--host-pool",
-    "predictor": "--expert-predictor",
+    "predictor": "--expert-policy",
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vkmoe.choices import POLICIES_IN_WORDS
 from vkmoe.engine import Engine
 from vkmoe.experts.records.profiler import Tally
 from vkmoe.experts.records.watch import (
@@ -73,11 +74,11 @@ class ExpertView:
                 "why": plan.mode_reason,
             },
             "executor": plan.executor,
-            "predictor": engine.experts.residency.settings.predictor,
             "expert_bytes": [*self._span_bytes],
             "host_slots": sum(plan.host_slots),
             "cpu_layers": plan.cpu_layers,
             "cannot_change": {"reason": why_not, "hint": remedy} if why_not else None,
+            "policies": {**POLICIES_IN_WORDS},
             "places": [] if watch is None else self._places(watch.places),
         }
         return {**shown, **self._settings(), **self._heat(), **self._totals(watch)}
@@ -127,7 +128,7 @@ class ExpertView:
             engine.device.info.layout == "file",
             engine.overlap is None,
             plan.executor == "stepped",
-            engine.experts.residency.settings.predictor,
+            engine.experts.residency.settings.policy,
             engine.plan.cpu_layers > 0,
         )
         return explain(engine.times.steps(), served)
@@ -140,20 +141,13 @@ class ExpertView:
         """Change how many slots each layer uses, the policy, and pins; None for what stays.
 
         `pin` and `unpin` are lists of [layer, expert]. Pinned experts get their slots when the next
-        token has shown what else is used. Returns what is in force, and notes. Raises UsageError,
-        with nothing changed.
+        token has shown what else is used. Returns what is in force. Raises UsageError, with nothing
+        changed.
         """
         tracker = change_experts(self._engine, slots, policy, pin, unpin)
-        notes = []
         if tracker is not None and tracker.watch is not None:
             tracker.watch.look()
-        predictor = self._engine.experts.residency.settings.predictor
-        if policy is not None and predictor == "token":
-            notes.append(
-                "the predictor token chooses what leaves, as soon as it knows the tokens to come: "
-                "start with --expert-predictor none to let the policy choose"
-            )
-        return {**self._settings(), "notes": notes}
+        return self._settings()
 
     def close(self) -> None:
         """Note nothing any more. May be called twice; a snapshot begins anew."""

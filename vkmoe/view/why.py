@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from vkmoe.choices import PolicyName
 from vkmoe.experts.records.timing import Step
 from vkmoe.modes import ExpertMode
 
@@ -38,7 +39,7 @@ class Served(NamedTuple):
     is_cpu: bool  # the device is the CPU itself, not a GPU or a Vulkan driver
     waits: bool  # tokens wait for copies
     is_stepped: bool
-    predictor: str
+    policy: PolicyName
     has_cpu_layers: bool = False  # the CPU computes experts beside the device
 
 
@@ -167,8 +168,8 @@ def _remedy(part: Part, served: Served) -> str:
             return (
                 "one submit a token would help, where all experts fit in host memory (--executor)"
             )
-        if served.predictor != "none":
-            return "deciding by less would help (--expert-predictor none)"
+        if served.policy == "forecast":
+            return "deciding by less would help (--expert-policy lru)"
         return "decoding several replies at once shares it (--parallel)"
     if served.is_cpu:
         return "more threads, or a model of fewer bits per weight, would help (--threads)"

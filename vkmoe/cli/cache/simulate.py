@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from vkmoe.choices import PolicyName, PredictorName
+from vkmoe.choices import PolicyName
 from vkmoe.cli.notes import counting, dependent_notes, note
 from vkmoe.cli.options import Json, Quiet, check_plot, config_options, option
 from vkmoe.config import EngineConfig
@@ -30,10 +30,8 @@ __all__ = ["simulate"]
 _POLICIES = ",".join(get_args(PolicyName))
 # Options of the engine that decide which experts are in the slots, and when.
 _DECIDING = (
-    "expert_policy", "expert_half_life", "moe_warmpin", "moe_warmpin_after",
-    "expert_resident_selection", "expert_num_resident", "expert_warmup_tokens",
-    "expert_resident_ids", "executor", "promote_on_read", "expert_predictor",
-    "moe_predict_prefetch", "expert_admission", "expert_copies",
+    "expert_policy", "moe_warmpin", "moe_warmpin_after", "expert_resident_ids",
+    "executor", "promote_on_read", "moe_predict_prefetch", "expert_copies",
 )  # fmt: skip
 
 
@@ -69,11 +67,11 @@ def simulate(
 ) -> None:
     """Replay traces of `vkmoe trace` through the expert cache, without a model or a GPU.
 
-    Shows hit rates by slots, policy and predictor beside the best any cache could do (Belady's
-    optimum), what sharing slots among layers changes, the bytes that are read and copied, and how
-    many slots to give; --plot and --json also tell what misses come from. Several traces of one
-    model count as one run after another. What the predictor by tokens is worth, traces tell that
-    were made with --with-ids; without, it goes by how often experts were used.
+    Shows hit rates by slots and policy beside the best any cache could do (Belady's optimum), what
+    sharing slots among layers changes, the bytes that are read and copied, and how many slots to
+    give; --plot and --json also tell what misses come from. Several traces of one model count as
+    one run after another. What --expert-policy forecast is worth, traces tell that were made with
+    --with-ids; without, it goes by how often experts were used.
 
     Decisions and hits are those of an engine with the same options and as many slots in every
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
@@ -170,12 +168,9 @@ def _replay(
     from vkmoe.experts.decide.settings import MOST_LANDING, copies_overlap
     from vkmoe.experts.study.replay import Transfers, Wanted, run_sweep
 
-    def settings(
-        policy: PolicyName, n_slots: int, predictor: PredictorName | None
-    ) -> CacheSettings:
-        asked = replace(config, expert_policy=policy)
-        if predictor is not None:
-            asked = replace(asked, expert_predictor=predictor, moe_predict_prefetch=None)
+    def settings(policy: PolicyName, n_slots: int) -> CacheSettings:
+        prefetches = config.moe_predict_prefetch if policy == "forecast" else None
+        asked = replace(config, expert_policy=policy, moe_predict_prefetch=prefetches)
         return _settings_of(trace.header, asked, n_slots)
 
     late = copies_overlap(config, has_queue=False)  # only where that is asked for

@@ -10,22 +10,17 @@ import os
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.choices import PolicyName
 from vkmoe.experts.records.report import table
 from vkmoe.experts.records.trace import Trace
-from vkmoe.experts.study.replay import (
-    EXACT,
-    Rung,
-    SimulationResult,
-    Sweep,
-    bend_of_curve,
-    misses,
-)
+from vkmoe.experts.study.replay import Rung, SimulationResult, Sweep, bend_of_curve, misses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,8 +60,6 @@ def _hit_lines(sweep: Sweep) -> Iterator[str]:
     twice = 2 * sweep.trace.header.n_used
     yield from _policy_lines(sweep, twice)
     yield ""
-    yield from _predictor_lines(sweep, twice)
-    yield ""
     yield from _chosen_lines(sweep, twice)
     if twice in (rung.slots for rung in sweep.rungs):
         yield "* twice the experts of a token: a rule of thumb for any text (arXiv:2505.16056)"
@@ -74,38 +67,26 @@ def _hit_lines(sweep: Sweep) -> Iterator[str]:
 
 def _policy_lines(sweep: Sweep, twice: int) -> Iterator[str]:
     yield from _wrapped(
-        "Hit rate in %, each layer with slots of its own, by policy where nothing tells which "
-        "tokens come; best is Belady's optimum, which knows the future."
+        "Hit rate in %, each layer with slots of its own, by policy; exact is a forecast that "
+        "knows the experts of each next token before it runs, best is Belady's optimum, which "
+        "knows the future."
     )
     rows = []
     for rung in sweep.rungs:
         share = f"{100 * rung.slots / sweep.trace.header.n_experts:.0f} %"
-        rates = map(_percent, rung.own.values())
+        rates = map(_percent, [*rung.own.values(), rung.exact])
         rows.append([_slots(rung, twice), share, *rates, _best(rung, sweep)])
-    yield from _columns(["slots", "of all", *sweep.rungs[0].own, "best"], rows)
-
-
-def _predictor_lines(sweep: Sweep, twice: int) -> Iterator[str]:
-    predictors = list(sweep.rungs[0].predicted)
-    yield from _wrapped(
-        f"By what tells which experts come (--expert-predictor), with {sweep.main}; {EXACT}: the "
-        "experts of each next token known before it runs."
-    )
-    rows = []
-    for rung in sweep.rungs:
-        rates = map(_percent, rung.predicted.values())
-        rows.append([_slots(rung, twice), *rates, _best(rung, sweep)])
-    yield from _columns(["slots", *predictors, "best"], rows)
-    if "token" not in predictors:
+    yield from _columns(["slots", "of all", *sweep.rungs[0].own, "exact", "best"], rows)
+    if sweep.trace.ids is None and "forecast" in sweep.rungs[0].own:
         yield from _wrapped(
-            "No token predictor: these traces do not name their tokens. `vkmoe trace --with-ids` "
-            "makes such that do."
+            "These traces do not name their tokens, so that the forecast goes by how often experts "
+            "were used. `vkmoe trace --with-ids` makes such that do."
         )
 
 
 def _chosen_lines(sweep: Sweep, twice: int) -> Iterator[str]:
     yield from _wrapped(
-        f"As chosen, with {_chosen(sweep)}: hits, and those if layers with experts of one size "
+        f"With {sweep.main}: hits, and those if layers with experts of one size "
         "share their slots (--expert-allocation global); bytes per token read in place, and copied "
         "into slots."
     )
@@ -132,13 +113,6 @@ def _best(rung: Rung, sweep: Sweep) -> str:
     return f"{100 * rung.own_best.sum() / sweep.trace.routing.size:.1f}"
 
 
-def _chosen(sweep: Sweep) -> str:
-    """Name what decides: the policy, and what tells which experts come."""
-    if sweep.predictor == "token" and sweep.trace.ids is None:
-        return f"{sweep.main}, by frequency of use"
-    return sweep.main if sweep.predictor == "none" else f"{sweep.main} and {sweep.predictor}"
-
-
 def _advice_lines(sweep: Sweep) -> Iterator[str]:
     header, slots = sweep.trace.header, bend_of_curve(sweep)
     if slots is None:
@@ -155,7 +129,7 @@ def _advice_lines(sweep: Sweep) -> Iterator[str]:
         size = _size(slots * sum(header.span_bytes))
         advice = (
             f"Suggested by this trace: --expert-slots {slots} ({size}), "
-            f"{100 * sweep.curve[slots].hit_rate:.0f} % hits with {_chosen(sweep)}. Up to there a "
+            f"{100 * sweep.curve[slots].hit_rate:.0f} % hits with {sweep.main}. Up to there a "
             "slot brings more than an average one, beyond it less."
         )
     yield from _wrapped(advice)
@@ -193,7 +167,6 @@ def as_document(sweep: Sweep) -> dict[str, Any]:
         "n_prompt_tokens": int(trace.is_prompt.sum()),
         "n_sequences": len(trace.starts),
         "main_policy": sweep.main,
-        "predictor": sweep.predictor,
         "names_tokens": trace.ids is not None,
         "bend_of_curve": bend_of_curve(sweep),
         "slots": [_rung_values(sweep, rung) for rung in sweep.rungs],
@@ -210,9 +183,7 @@ def _rung_values(sweep: Sweep, rung: Rung) -> dict[str, Any]:
             **{policy: _result_values(item, rung.own_best) for policy, item in rung.own.items()},
         },
         "chosen": _result_values(rung.chosen, rung.own_best),
-        "predictors": {
-            name: _result_values(item, rung.own_best) for name, item in rung.predicted.items()
-        },
+        "exact": _result_values(rung.exact, rung.own_best),
         "global": {
             "belady": _hit_values(rung.shared_best, trace),
             "chosen": _result_values(rung.shared, rung.shared_best),
@@ -241,8 +212,8 @@ def _hit_values(hits: Counts, trace: Trace) -> dict[str, Any]:
 
 # ----- the picture -----
 
-# Colours that differ to any colour vision (Okabe and Ito's palette).
-COLOURS = {"lru": "#0072B2", "slru": "#D55E00", "lfru": "#009E73", "chosen": "#CC79A7"}
+# Colours that differ to any colour vision (Okabe and Ito's palette): the policies, in turn.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 CAUSES = {  # fields of Misses: label and colour
     "compulsory": ("first use", "#999999"),
     "capacity": ("too few slots", "#56B4E9"),
@@ -275,14 +246,13 @@ def _hit_rates(axes: Axes, sweep: Sweep) -> None:
     best = [100 * rung.own_best.mean() / n_uses for rung in rungs]
     axes.plot(slots, best, "k--", label="best possible (Belady)")
     axes.fill_between(slots, best, 100, color="0.93", linewidth=0)
+    colours = dict(zip(get_args(PolicyName), cycle(COLOURS), strict=False))
     for policy in rungs[0].own:
         rates = [100 * rung.own[policy].hit_rate for rung in rungs]
-        axes.plot(slots, rates, "o-", color=COLOURS[policy], label=policy, markersize=4)
-    chosen = [100 * rung.chosen.hit_rate for rung in rungs]
+        axes.plot(slots, rates, "o-", color=colours[policy], label=policy, markersize=4)
     worst = [100 * rung.chosen.worst_rate for rung in rungs]
     shared = [100 * rung.shared.hit_rate for rung in rungs]
-    name, colour = _chosen(sweep), COLOURS["chosen"]
-    axes.plot(slots, chosen, "s-", color=colour, label=name, markersize=4)
+    name, colour = sweep.main, colours[sweep.main]
     axes.plot(slots, worst, "v:", color=colour, label=f"{name}, worst layer", markersize=4)
     axes.plot(slots, shared, "+-.", color=colour, label=f"{name}, slots shared", alpha=0.7)
     axes.plot([0, header.n_experts], [0, 100], color="0.6", lw=0.8, label="experts picked blindly")
@@ -320,7 +290,7 @@ def _causes(axes: Axes, sweep: Sweep) -> None:
     axes.set(
         xlabel="slots per layer",
         ylabel="misses (% of expert uses)",
-        title=f"Why {_chosen(sweep)} misses",
+        title=f"Why {sweep.main} misses",
     )
     axes.grid(axis="y", alpha=0.25)
     axes.legend(fontsize=8)

@@ -12,12 +12,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_KEYS", "DecayedCounts", "KeySpace", "Keys", "Mask", "Values"]
+__all__ = ["HALF_LIFE", "NO_KEYS", "DecayedCounts", "KeySpace", "Keys", "Mask", "Values"]
 
 Keys = NDArray[np.int64]  # keys of experts
 Mask = NDArray[np.bool_]  # a flag for each expert [n_keys]
 Values = NDArray[np.float64]  # a figure for each expert [n_keys]
 NO_KEYS: Keys = np.zeros(0, np.int64)
+HALF_LIFE = 64.0  # tokens after which a use counts half, unless another is given
 _RESCALE_ABOVE = 1e100
 
 
@@ -57,7 +58,7 @@ class DecayedCounts:
     decaying every count, new uses weigh more and more; values are scaled on reading.
     """
 
-    def __init__(self, n_keys: int, half_life: float) -> None:
+    def __init__(self, n_keys: int, half_life: float = HALF_LIFE) -> None:
         """Begin with no uses; `half_life` is in tokens."""
         assert half_life > 0, half_life
         # `values()` are raw / weight: sums over many counts read these.

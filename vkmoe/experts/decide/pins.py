@@ -1,7 +1,7 @@
 """Chooses which experts are pinned to their slots, and when to choose anew.
 
-Owns the uses that pins are chosen by, and the choices, in which ties go to the lower key. Does not
-own the pins (locations.py): it answers with changes, which residency.py carries out.
+Owns the choices, in which ties go to the lower key. Does not own the pins (locations.py): it
+answers with changes, which residency.py carries out.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class Pinning:
     def __init__(self, locations: Locations, settings: CacheSettings) -> None:
         self._locations = locations
         self._rules = {rule: 1 << index for index, rule in enumerate(settings.pins)}
-        self._chooses_once = any(rule.by == "use" and not rule.again for rule in settings.pins)
         space, pools = locations.space, locations.pools
-        self._uses = np.zeros(space.n_keys, np.int64)  # undecayed, for what is chosen once
         self._n_tokens = self._n_looked = 0  # tokens noted, and those at the last choice
         self.warm_at: int | None = None  # tokens seen when pins were last chosen by use
         layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
@@ -48,21 +46,17 @@ class Pinning:
     def at_start(self, seed: Uses | None) -> Iterator[PinChange]:
         """Yield the changes before the first token; `seed` are counts of an earlier run."""
         for rule in self._rules:
-            if rule.by != "use":
-                ids = range(rule.n) if rule.by == "first" else rule.ids
-                named: list[int] = self._rows[:, list(ids)].reshape(-1).tolist()
-                yield self._change(rule, named)
+            if rule.by == "ids":
+                yield self._change(rule, self._rows[:, list(rule.ids)].reshape(-1).tolist())
             elif seed is not None:
                 chosen = self._most_used(rule, seed)
-                if rule.again and chosen:
+                if chosen:
                     self.warm_at = 0
                 yield self._change(rule, chosen)
 
-    def note(self, keys: Keys) -> None:
-        """Note that a token used these experts."""
+    def note(self) -> None:
+        """Note that a token ran."""
         self._n_tokens += 1
-        if self._chooses_once:
-            np.add.at(self._uses, keys, 1)
 
     @property
     def is_due(self) -> bool:
@@ -71,9 +65,9 @@ class Pinning:
 
     def choose(self, counts: Uses) -> Iterator[PinChange]:
         """Yield the changes that are due; `counts` [n_keys] are decayed and know of the tokens."""
-        for rule in reversed(self._rules):
+        for rule in self._rules:
             if self._due(rule):
-                chosen = self._most_used(rule, counts if rule.again else self._uses)
+                chosen = self._most_used(rule, counts)
                 if chosen:
                     self.warm_at = self._n_tokens
                 yield self._change(rule, chosen)
@@ -82,35 +76,26 @@ class Pinning:
     # ----- inside -----
 
     def _due(self, rule: Pins) -> bool:
-        if rule.by != "use":
-            return False
-        before, now = self._n_looked, self._n_tokens
-        if rule.again:
-            return now // rule.after > before // rule.after
-        return before < rule.after <= now
+        return rule.by == "use" and self._n_tokens // rule.after > self._n_looked // rule.after
 
     def _change(self, rule: Pins, keys: list[int]) -> PinChange:
         """Let a rule pin these experts instead of those before them."""
         bit = self._rules[rule]
         # What stays pinned without a slot is not brought again and again.
-        before = set(self._pinned(bit)) if rule.again else set()
+        before = set(self._pinned(bit))
         return PinChange(bit, keys, [key for key in keys if key not in before])
 
     def _most_used(self, rule: Pins, values: Uses) -> list[int]:
         """Return the most used experts of each layer, for a rule that chooses by use.
 
-        One that chooses again takes used ones only, and at most half of a pool gets pinned. Where
-        the room is too small for all its layers, those whose experts were used most come first.
+        It takes used ones only, and at most half of a pool gets pinned. Where the room is too small
+        for all its layers, those whose experts were used most come first.
         """
-        if not rule.again:
-            return _most_used(values, self._rows, rule.n).reshape(-1).tolist()
         locations, taken = self._locations, self._pinned(0xFF & ~self._rules[rule])
         left = values.copy()
         left[taken] = 0
-        best, pool_of_row = (
-            _most_used(left, self._rows, rule.n),
-            locations.pool_of[self._rows[:, 0]],
-        )
+        best = _most_used(left, self._rows, rule.n)
+        pool_of_row = locations.pool_of[self._rows[:, 0]]
         chosen: list[int] = []
         for index in range(len(locations.pools)):
             rows = best[pool_of_row == index].tolist()

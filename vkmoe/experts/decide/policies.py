@@ -1,8 +1,8 @@
-"""Cache policies decide which resident of a pool of slots leaves first for another expert.
+"""Cache policies rank the experts in a pool of slots: the lowest leaves first for another one.
 
 Owns whether a newcomer gets a slot, the contract that all policies share
-(tests/experts/decide/test_policy_contract.py), the policies and their names; a new one is a class
-and a line in POLICIES. Which experts should enter is decided in residency.py.
+(tests/experts/decide/test_policy_contract.py) and the policies. A new one is a class, a line in
+POLICIES and its name in choices.py. Which experts should enter is decided in residency.py.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "NO_LIMITS",
     "POLICIES",
     "PROTECTED_SHARE",
+    "Forecast",
     "Lfru",
     "Limits",
     "Lru",
@@ -41,17 +42,14 @@ _NO_RECENCY = np.iinfo(np.int32).max  # a recency that no expert has
 
 
 class Limits(NamedTuple):
-    """Lets newcomers in that bid more than their victim is worth, and pinned ones anyway.
+    """Lets newcomers in that bid more than the value of their victim, and pinned ones anyway.
 
-    Copies into slots have at most `budget_bytes`; the first `n_landed` newcomers need none. With
-    `ranks` the one that is worth least leaves first, whatever the policy says.
+    Copies into slots have at most `budget_bytes`; the first `n_landed` newcomers need none.
     """
 
-    bids: Values | None = None  # [n newcomers]; None: all enter
-    worth: Values | None = None  # [n_keys]; with bids
+    bids: Values | None = None  # [n newcomers], in the unit of the policy's values; None: all enter
     budget_bytes: float = inf
     n_landed: int = 0
-    ranks: bool = False
 
 
 NO_LIMITS = Limits()
@@ -68,6 +66,8 @@ class Policy(ABC):
     def __init__(self, locations: Locations, counts: DecayedCounts) -> None:
         self.locations, self.counts = locations, counts
         self.pools, self.space = locations.pools, locations.space
+        # What experts are worth to the tokens to come [n_keys], where that is forecast and known.
+        self.worth: Values | None = None
         # Like all that is looked up by holder, it has an entry more, for slots that are free.
         # It rises with each use.
         self._last: NDArray[np.int32] = np.zeros(self.space.n_keys + 1, np.int32)
@@ -113,18 +113,14 @@ class Policy(ABC):
         self._note_entry(keys)
         self.locations.enter(keys, victims)  # last: an expert with a slot has its recency
 
-    def leaving_order(self, worth: Values | None) -> Keys:
+    def leaving_order(self) -> Keys:
         """Order the experts of each pool, the next to leave first: [n_pools, widest pool].
 
-        By their `worth` [n_keys], or where there is none by the policy's own values; pinned ones
-        come last, and n_keys behind the last expert.
+        Pinned ones come last, and n_keys behind the last expert.
         """
         pools = [*range(len(self.pools))]
         holders, unpinned = self.locations.holders(pools), self.locations.all_unpinned
-        if worth is not None:
-            values = worth.take(holders, mode="clip")
-        else:
-            values = self._value(holders, unpinned[holders], pools)
+        values = self._value(holders, unpinned[holders], pools)
         stays = np.where(holders == self.space.n_keys, 2, ~unpinned[holders])  # 1: pinned, 2: none
         order = np.lexsort((self._last[holders], values.astype(np.float32), stays), axis=-1)
         found: Keys = np.take_along_axis(holders, order, axis=1)
@@ -185,10 +181,7 @@ class Policy(ABC):
         rows = np.full(len(self.pools), _ROOMY, np.int64)
         rows[full] = np.arange(len(full))
         holders = self.locations.holders(full)
-        if limits.ranks and limits.worth is not None:
-            values = limits.worth.take(holders, mode="clip")
-        else:
-            values = self._value(holders, self.locations.all_unpinned[holders], full.tolist())
+        values = self._value(holders, self.locations.all_unpinned[holders], full.tolist())
         found = _residency.admit(
             keys,
             limits.bids,
@@ -204,7 +197,6 @@ class Policy(ABC):
             self.locations.all_unpinned,
             needed,
             self._last,
-            limits.worth,
             self.space.n_experts,
         )
         taken, of_pool = keys.tolist(), pools.tolist()
@@ -225,27 +217,21 @@ class Lru(Policy):
 
 
 class Slru(Policy):
-    """Is the default policy: segmented LRU that looks at how often an expert was used.
+    """Segmented LRU that looks at how often an expert was used.
 
     A newcomer is on probation until it is used again; only then it is protected. The least used on
     probation leaves, the least recent of equals, so a passing expert does not push out a steady
     one. Where none of them may leave, the least recently used protected one does.
 
     Protected are the most recently used of those used again, up to a share of the pool. Pinned ones
-    come first in that share, however many they are. With `frequency` off the least recent on
-    probation leaves, for comparison.
+    come first in that share, however many they are.
     """
 
     def __init__(
-        self,
-        locations: Locations,
-        counts: DecayedCounts,
-        share: float = PROTECTED_SHARE,
-        frequency: bool = True,
+        self, locations: Locations, counts: DecayedCounts, share: float = PROTECTED_SHARE
     ) -> None:
         super().__init__(locations, counts)
         assert 0 <= share <= 1, share
-        self.frequency = frequency
         self._again: Mask = np.zeros(self.space.n_keys + 1, np.bool_)  # used again since entry
         self._share = share
 
@@ -266,7 +252,7 @@ class Slru(Policy):
         self._again[keys] = False
 
     def _value(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Values:
-        values = self.counts.of(keys) if self.frequency else np.zeros(keys.shape)
+        values = self.counts.of(keys)
         values[self._protected(keys, unpinned, pools)] = np.inf
         return values
 
@@ -315,4 +301,21 @@ class Lfru(Policy):
         return values
 
 
-POLICIES: Mapping[PolicyName, type[Policy]] = {"lru": Lru, "slru": Slru, "lfru": Lfru}
+class Forecast(Slru):
+    """The one that is worth least to the tokens to come leaves first: see foresight.py.
+
+    Where nothing is forecast, as in a pool of host memory, experts leave as `Slru` says.
+    """
+
+    def _value(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Values:
+        if self.worth is None:
+            return super()._value(keys, unpinned, pools)
+        return self.worth.take(keys, mode="clip")
+
+
+POLICIES: Mapping[PolicyName, type[Policy]] = {
+    "lru": Lru,
+    "slru": Slru,
+    "lfru": Lfru,
+    "forecast": Forecast,
+}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vkmoe.choices import PolicyName
 from vkmoe.experts.decide import pins
 from vkmoe.experts.decide.backing import Backing
+from vkmoe.experts.decide.foresight import GUESS, LEARNED, Foresight, PredictionCounts, Table
 from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Mask
 from vkmoe.experts.decide.locations import NO_POOL, Locations, Move
 from vkmoe.experts.decide.pins import PinChange, Pinning
@@ -27,14 +28,6 @@ from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Limits
 from vkmoe.experts.decide.reasons import Came, Reasons
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.token_table import Upcoming
-from vkmoe.experts.decide.worth import (
-    GUESS,
-    LEARNED,
-    PredictionCounts,
-    Table,
-    TokenForesight,
-    create_foresight,
-)
 
 __all__ = ["NOTHING_KNOWN", "PoolResidency", "Residency"]
 
@@ -49,8 +42,7 @@ class Residency:
 
     `learn` draws those conclusions from what was observed that the next decision can do without: it
     may be called after that, while the tokens that were decided on run. Experts that the last rows
-    of a run used since the last decision, and those that are arriving, are never victims; while
-    nothing is known of their worth, neither are those that its other rows used.
+    of a run used since the last decision, and those that are arriving, are never victims.
     """
 
     def __init__(
@@ -67,14 +59,19 @@ class Residency:
         """
         self.space, self.settings = space, settings
         self.locations = Locations(space, pools)
-        self.counts = DecayedCounts(space.n_keys, settings.half_life)
+        self.counts = DecayedCounts(space.n_keys)
         self._seeded = seed is not None and bool(seed.any())
         if seed is not None:
             self.counts.restore(seed)
         self._pools = self.locations.pools
         # The MoE layers that have slots, in rows of their keys.
         self._layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
-        self._foresight = create_foresight(space, pools, self.counts, settings, table)
+        # Only where slots are scarce; without any, guesses may still serve a host pool.
+        pressed = any(pool.capacity < len(pool.layers) * space.n_experts for pool in pools)
+        if pressed or (not pools and settings.prefetches):
+            self._foresight: Foresight | None = Foresight(space, self.counts, settings, table)
+        else:
+            self._foresight = None
         self._policy = POLICIES[settings.policy](self.locations, self.counts)
         self._pinning = Pinning(self.locations, settings)
         self.n_tokens = 0
@@ -166,8 +163,8 @@ class Residency:
 
     def learn(self) -> None:
         """Learn from what was observed, if that was not done: the ids of tokens, and fits."""
-        if self._foresight is not None:
-            self._foresight.learn()
+        if (foresight := self._forecasting) is not None:
+            foresight.learn()
 
     def exchange_with(self, host: Locations) -> None:
         """Note that `host` memory and slots hold the experts together from now on.
@@ -188,10 +185,7 @@ class Residency:
 
     def leaving_order(self) -> Keys:
         """Return the experts of each pool, the next to leave first, as `Policy` does."""
-        foresight = self._foresight
-        ranks = foresight is not None and foresight.ranks
-        worth = foresight.held_worth if foresight is not None and ranks else None
-        return self._policy.leaving_order(worth)
+        return self._policy.leaving_order()
 
     def decide(
         self,
@@ -209,13 +203,11 @@ class Residency:
         undecided, self._undecided = self._undecided, []
         if not undecided:
             return []
-        if self._foresight is not None:
-            self._foresight.expect(upcoming)
+        if (foresight := self._forecasting) is not None:
+            self._policy.worth = foresight.expect(upcoming)
         if not self._pools:
             return []
-        weighs = self._foresight is not None and self._foresight.worth is not None
-        first = -NEEDED if weighs else None
-        used = np.concatenate([keys[first:] for keys, _ in undecided])
+        used = np.concatenate([keys[-NEEDED:] for keys, _ in undecided])
         missing = np.concatenate([keys for _, keys in undecided])
         if len(used) > 1:  # more than one token may have missed an expert
             missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
@@ -236,14 +228,12 @@ class Residency:
 
         The likeliest come first; those with a slot are left out, and none of `needed` leaves.
         """
-        if self._foresight is None or self._foresight.worth is None:
+        if (worth := self._policy.worth) is None:
             return []
         found = np.array(keys, np.int64)
         absent = ~self.locations.are_resident(found) & (self.locations.pool_of[found] != NO_POOL)
         guessed = self._copyable(found[absent])
-        bids = self._foresight.worth[guessed] / GUESS
-        limits = Limits(bids, self._foresight.held_worth, budget_bytes, ranks=self._foresight.ranks)
-        moves = self._promote(guessed, needed, limits)
+        moves = self._promote(guessed, needed, Limits(worth[guessed] / GUESS, budget_bytes))
         self._note_reasons(moves, "guessed")
         self._note_guesses(moves, guessed)
         return moves
@@ -251,23 +241,17 @@ class Residency:
     @property
     def token_table(self) -> Table | None:
         """Return what is known of tokens by their ids; None where nothing goes by them."""
-        return self._foresight.table if isinstance(self._foresight, TokenForesight) else None
+        return self._foresight.table if self._foresight is not None else None
 
-    def guess_first_layer(self) -> Keys:
-        """Guess which experts without a slot the first layer of the next run will use."""
-        if not isinstance(self._foresight, TokenForesight):
-            return NO_KEYS
-        return self._foresight.of_first_layer(~self.locations.are_resident(self.space.keys(0)))
+    def guess_layer(self, layer: int) -> Keys:
+        """Guess which experts without a slot a layer of the next run will use, likeliest first.
 
-    def guess_next_layer(self, layer: int, experts: NDArray[np.uint32]) -> Keys:
-        """Guess which experts without a slot the next layer will use: keys, likeliest first.
-
-        The token at hand uses `experts` [n_used] in `layer`.
+        Returns keys; none where there is no such layer.
         """
-        if self._foresight is None or layer + 1 >= self.space.n_layers:
+        foresight = self._forecasting
+        if foresight is None or layer >= self.space.n_layers:
             return NO_KEYS
-        absent = ~self.locations.are_resident(self.space.keys(layer + 1))
-        return self._foresight.of_next_layer(layer, experts, absent)
+        return foresight.of_layer(layer, ~self.locations.are_resident(self.space.keys(layer)))
 
     def reset_predictions(self) -> None:
         """Forget what was used last, as a new text begins that it does not bear on."""
@@ -312,6 +296,7 @@ class Residency:
         policy = POLICIES[name](self.locations, self.counts)
         policy.take_over(self._policy)
         self._policy, self.settings = policy, replace(self.settings, policy=name)
+        self.reset_predictions()  # of tokens that ran under another policy nothing was noted
 
     def least_slots(self, pool: int, n: int) -> Keys:
         """Return the `n` slots of a pool that are missed least: free ones, then of the least used.
@@ -335,6 +320,11 @@ class Residency:
 
     # ----- inside -----
 
+    @property
+    def _forecasting(self) -> Foresight | None:
+        """Return what forecasts, where the policy goes by that."""
+        return self._foresight if self.settings.policy == "forecast" else None
+
     def _count(
         self,
         routing: NDArray[np.uint32],
@@ -343,17 +333,17 @@ class Residency:
         tokens: Sequence[int | None],
     ) -> None:
         """Note a run, as `observe` does; `resident` marks which of the keys had a slot."""
-        if self._foresight is not None:
-            self._foresight.after_run(routing, keys, tokens)
+        if (foresight := self._forecasting) is not None:
+            foresight.after_run(routing, keys, tokens)
         first_noted = max(0, len(keys) - LEARNED)
-        for row, (ids, used, had_slot) in enumerate(zip(routing, keys, resident, strict=True)):
+        for row, (used, had_slot) in enumerate(zip(keys, resident, strict=True)):
             if self.n_tokens:
                 self.counts.advance()
             self.counts.use(used)
-            self._pinning.note(used)
+            self._pinning.note()
             self.n_tokens += 1
-            if self._foresight is not None and row >= first_noted:
-                self._foresight.after_token(ids, used)
+            if foresight is not None and row >= first_noted:
+                foresight.after_token(used)
             if self._pools:
                 self._policy.note_use(used.T[had_slot.T])
 
@@ -366,27 +356,22 @@ class Residency:
             is_there = np.array([key in landed for key in missing.tolist()], np.bool_)
             there, others = missing[is_there], missing[~is_there]
         others = self._copyable(others)
-        if self._foresight is None or self._foresight.worth is None:
+        foresight, worth = self._forecasting, self._policy.worth
+        if foresight is None or worth is None:
             newcomers = np.concatenate([there, others])
-            moves = self._promote(newcomers, used, Limits(None, None, budget_bytes, len(there)))
+            moves = self._promote(newcomers, used, Limits(None, budget_bytes, len(there)))
             self._note_reasons(moves, "missed")
             return moves
-        worth = self._foresight.worth
         guessed = NO_KEYS
-        if self._foresight.guesses:
+        if foresight.guesses:
             absent = ~self.locations.resident & (self.locations.pool_of != NO_POOL)
             absent[missing] = False
-            guessed = self._copyable(self._foresight.wanted(absent))
+            guessed = self._copyable(foresight.wanted(absent))
         newcomers = np.concatenate([there, others, guessed])
         bids, n_landed, n_missed = worth[newcomers], len(there), len(there) + len(others)
-        if self.settings.admission:
-            bids[n_landed:n_missed] /= self._foresight.toll
-        else:
-            bids[:n_missed] = inf
+        bids[n_landed:n_missed] /= foresight.toll
         bids[n_missed:] /= GUESS
-        held_worth, ranks = self._foresight.held_worth, self._foresight.ranks
-        limits = Limits(bids, held_worth, budget_bytes, n_landed, ranks)
-        moves = self._promote(newcomers, used, limits)
+        moves = self._promote(newcomers, used, Limits(bids, budget_bytes, n_landed))
         if self.reasons is not None:
             coming = set(guessed.tolist())
             self._note_reasons([move for move in moves if move.key in coming], "guessed")

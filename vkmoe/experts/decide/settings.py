@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vkmoe.choices import Executor, PolicyName, PredictorName, SlotSharing
+from vkmoe.choices import Executor, PolicyName, SlotSharing
 from vkmoe.config import EngineConfig, Pins
 from vkmoe.errors import UsageError
 from vkmoe.facts import CacheSizing, ExpertSpec, MemoryPlan, SizingStatus
@@ -50,12 +50,10 @@ class PoolSpec:
 class CacheSettings:
     """Holds all that decides where experts are: equal settings and routing, equal decisions."""
 
-    policy: PolicyName = "slru"
-    half_life: float = 64.0  # tokens, of the counts
-    pins: tuple[Pins, ...] = ()  # with their numbers; those chosen `again` come last
-    admission: bool = False  # a newcomer enters only if it is worth more than its victim
-    predictor: PredictorName = "none"  # what guesses experts, to fetch them before they are used
-    executor: Executor = "fused"  # what the predictor guesses: a token to come, or the next layer
+    policy: PolicyName
+    pins: tuple[Pins, ...] = ()  # with their numbers; those chosen by use come last
+    prefetches: bool = True  # what is forecast, where a copy is there before it is missed
+    executor: Executor = "fused"  # what is fetched early: of a token to come, or of the next layer
     # Fused: the token to come that a copy begun now is there for; 2 if it overlaps one.
     lag: int = 1
     fills: bool = False  # all slots before the first token, with whatever experts
@@ -126,7 +124,7 @@ def cache_settings(
     small host pool. Raises UsageError for an id that the model does not have, for more residents
     than slots, and for a --moe-warmpin that residents leave no slot.
     """
-    settings = CacheSettings(config.expert_policy, config.expert_half_life)
+    settings = CacheSettings(config.expert_policy)
     if experts is None:
         return settings
     if unknown := [expert for expert in config.resident_ids if expert >= experts.n_experts]:
@@ -144,23 +142,23 @@ def cache_settings(
         settings = replace(
             settings,
             pins=pins,
-            admission=config.expert_admission,
             fills=plan.mode.by_cpu or plan.exchanges,
             exchanges=plan.exchanges,
         )
     # A copy that begins between two tokens and overlaps one is there for the one after it.
     lag = 2 if overlaps else 1
-    return replace(settings, predictor=config.predictor, executor=plan.executor, lag=lag)
+    prefetches = config.moe_predict_prefetch is not False
+    return replace(settings, prefetches=prefetches, executor=plan.executor, lag=lag)
 
 
 def _pins(config: EngineConfig, n_used: int, slots: Sequence[int]) -> tuple[Pins, ...]:
     """Give the pins that were asked for their numbers, and check that there is room for them."""
     smallest, n_resident, pins = min(slots, default=0), 0, []
     if (residents := config.residents) is not None:
-        n_resident = residents.n or smallest
+        n_resident = residents.n
         if n_resident > smallest:
-            raise _no_room(config, residents, smallest)
-        pins.append(replace(residents, n=n_resident))
+            raise _no_room(config, n_resident, smallest)
+        pins.append(residents)
     if (warm := config.warm_pins) is not None:
         if warm.n and slots:
             _check_room_for_warm(config, n_resident, slots)
@@ -177,7 +175,7 @@ def _check_room_for_warm(config: EngineConfig, n_resident: int, slots: Sequence[
     kept = ""
     if config.residents is not None:
         verb = "is" if n_resident == 1 else "are"
-        kept = f", and {_experts(config.residents, n_resident)} {verb} kept"
+        kept = f", and {_experts(n_resident)} {verb} kept"
     raise UsageError(
         f"--moe-warmpin {config.moe_warmpin} has no slots left: a layer has {max(slots)}, of which "
         f"at most half are pinned{kept}",
@@ -185,21 +183,21 @@ def _check_room_for_warm(config: EngineConfig, n_resident: int, slots: Sequence[
     )
 
 
-def _no_room(config: EngineConfig, residents: Pins, smallest: int) -> UsageError:
+def _no_room(config: EngineConfig, n_resident: int, smallest: int) -> UsageError:
     remedy = "there are no slots: leave that out"
     if smallest:
         remedy = f"keep at most {smallest}"
     elif config.expert_cache is not None:
         remedy = "there are no slots: give a larger --expert-cache"
     return UsageError(
-        f"{_experts(residents, residents.n)} {'does' if residents.n == 1 else 'do'} not fit in the "
+        f"{_experts(n_resident)} {'does' if n_resident == 1 else 'do'} not fit in the "
         f"{smallest} slot{'' if smallest == 1 else 's'} of a layer",
         remedy,
     )
 
 
-def _experts(pins: Pins, n: int) -> str:
-    return f"the {n} expert{'' if n == 1 else 's'} of {pins.flag}"
+def _experts(n: int) -> str:
+    return f"the {n} expert{'' if n == 1 else 's'} of --expert-resident-ids"
 
 
 # ----- whether it is large enough -----

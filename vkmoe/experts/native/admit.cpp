@@ -46,6 +46,8 @@ public:
 
     int64_t key(size_t slot) const { return keys_[slot]; }
 
+    double value(size_t slot) const { return values_[slot]; }
+
     void take_free(int64_t newcomer) {
         --n_free_;
         enter(newcomer);
@@ -114,8 +116,7 @@ std::vector<Admitted> admit(const Newcomers& newcomers, const Residents& residen
             if (pool->closed) continue;
             slot = pool->first_for(key);
             if (slot == kNone) continue;
-            if (newcomers.bids != nullptr && residents.worth != nullptr &&
-                !(newcomers.bids[turn] > residents.worth[pool->key(slot)])) {
+            if (newcomers.bids != nullptr && !(newcomers.bids[turn] > pool->value(slot))) {
                 pool->closed = true;
                 continue;
             }

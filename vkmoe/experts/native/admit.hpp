@@ -13,7 +13,7 @@ constexpr int64_t kRoomy = -1; // in place of a pool: one with a free slot for e
 /// Those that want slots, in order of their claim where they do not bid.
 struct Newcomers {
     const int64_t* keys;
-    const double* bids;  // the highest first; null: all enter
+    const double* bids;  // the highest first, each above the value of its victim; null: all enter
     const int64_t* pools;  // of those below, or kRoomy
     const int64_t* slot_bytes;
     size_t n;
@@ -34,7 +34,6 @@ struct Residents {
     const bool* may_leave;   // [n_keys + 1]: without a pin
     const bool* needed;      // [n_keys]: may not leave
     const int32_t* recency;  // [n_keys + 1], no two alike
-    const double* worth;     // [n_keys]: below a bid for which one leaves; null: whatever it is
     size_t n_keys;
     size_t n_experts;  // of a layer
 };

@@ -25,44 +25,8 @@ void require(bool holds, const char* what) {
     if (!holds) throw py::value_error(what);
 }
 
-/// The pairs of the layers from `first` on that `ids` are of, which may be looked up in them.
-Pairs pairs_of(Array<float>& counts, Array<float>& seen, const Ids& ids, size_t first) {
-    require(counts.ndim() == 3 && counts.shape(1) == counts.shape(2),
-            "pairs are not [n_layers, n_experts, n_experts]");
-    require(seen.ndim() == 2 && seen.shape(0) == counts.shape(0) &&
-                seen.shape(1) == counts.shape(1),
-            "seen is not [n_layers, n_experts] as pairs are");
-    require(ids.ndim() == 2, "ids are not [n, n_used]");
-    const auto n_layers = static_cast<size_t>(seen.shape(0));
-    const auto n_experts = static_cast<size_t>(seen.shape(1));
-    require(first <= n_layers && static_cast<size_t>(ids.shape(0)) <= n_layers - first,
-            "ids are of more layers than there are");
-    const uint32_t* const all = ids.data();
-    for (py::ssize_t i = 0; i < ids.size(); ++i) {
-        require(all[i] < n_experts, "an id is not below n_experts");
-    }
-    return {counts.mutable_data() + first * n_experts * n_experts,
-            seen.mutable_data() + first * n_experts, n_experts};
-}
-
 Used used(const Ids& ids) {
     return {ids.data(), static_cast<size_t>(ids.shape(0)), static_cast<size_t>(ids.shape(1))};
-}
-
-void learn_pairs(Array<float> counts, Array<float> seen, const Ids& before, const Ids& after,
-                 size_t first, float weight) {
-    const Pairs pairs = pairs_of(counts, seen, before, first);
-    pairs_of(counts, seen, after, first);
-    require(before.shape(0) == after.shape(0), "before and after are not of as many layers");
-    learn(pairs, used(before), used(after), weight);
-}
-
-Array<double> follow_pairs(Array<float> counts, Array<float> seen, const Ids& ids, size_t first,
-                           float weight) {
-    const Pairs pairs = pairs_of(counts, seen, ids, first);
-    Array<double> shares({ids.shape(0), seen.shape(1)});
-    follow(pairs, used(ids), weight, shares.mutable_data());
-    return shares;
 }
 
 Shares shares_of(Array<uint16_t>& experts, Array<uint16_t>& shares) {
@@ -118,7 +82,7 @@ std::vector<std::pair<size_t, int64_t>> admit_newcomers(
     double budget_bytes, const Array<int64_t>& holders, const Array<double>& values,
     const Array<int64_t>& n_free, const Array<int64_t>& newest, const Array<int64_t>& floors,
     const Array<bool>& may_leave, const Array<bool>& needed, const Array<int32_t>& recency,
-    const std::optional<Array<double>>& worth, size_t n_experts) {
+    size_t n_experts) {
     const auto n = static_cast<size_t>(keys.size()), n_keys = static_cast<size_t>(needed.size());
     require(holders.ndim() == 2 && values.ndim() == 2 && holders.shape(0) == values.shape(0) &&
                 holders.shape(1) == values.shape(1),
@@ -142,7 +106,6 @@ std::vector<std::pair<size_t, int64_t>> admit_newcomers(
                               values_of(may_leave, n_keys + 1, "may_leave is not [n_keys + 1]"),
                               values_of(needed, n_keys, "needed is not [n_keys]"),
                               values_of(recency, n_keys + 1, "recency is not [n_keys + 1]"),
-                              worth ? values_of(*worth, n_keys, "worth is not [n_keys]") : nullptr,
                               n_keys,
                               n_experts};
     const auto are_below = [](const Array<int64_t>& numbers, size_t end) {
@@ -194,15 +157,12 @@ Array<double> products_of_rows(const std::vector<Array<double>>& arrays) {
 PYBIND11_MODULE(_residency, module) {
     module.doc() = "The sums behind what experts are worth, and which of them get slots.";
     // Without a conversion, which would be a copy: what is learned stays in them.
-    const auto pairs = "pairs"_a.noconvert(), seen = "seen"_a.noconvert();
-    module.def("learn", learn_pairs, pairs, seen, "before"_a, "after"_a, "first"_a, "weight"_a);
-    module.def("follow", follow_pairs, pairs, seen, "ids"_a, "first"_a, "weight"_a);
     const auto experts = "experts"_a.noconvert(), shares = "shares"_a.noconvert();
     module.def("learn_token", learn_one_token, experts, shares, "row"_a, "ids"_a, "n"_a);
     module.def("expect", expected_shares, experts, shares, "rows"_a, "factors"_a, "n_experts"_a);
     module.def("admit", admit_newcomers, "keys"_a, "bids"_a, "pools"_a, "slot_bytes"_a,
                "n_landed"_a, "budget_bytes"_a, "holders"_a, "values"_a, "n_free"_a, "newest"_a,
-               "floors"_a, "may_leave"_a, "needed"_a, "recency"_a, "worth"_a, "n_experts"_a);
+               "floors"_a, "may_leave"_a, "needed"_a, "recency"_a, "n_experts"_a);
     module.def("blend", blend_rows, "rows"_a, "factors"_a);
     module.def("products", products_of_rows, "rows"_a);
 }

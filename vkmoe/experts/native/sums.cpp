@@ -10,27 +10,6 @@ namespace {
 constexpr size_t kStretch = 8;  // of a row: few enough to be summed up in registers
 constexpr size_t kAhead = 32;   // what is fetched early, because rows lie far apart
 
-/// The sum of the rows [n], each times its factor: `sums` [n].
-template <class Number>
-void add_rows(const std::vector<const Number*>& rows, const std::vector<Number>& factors, size_t n,
-              double* sums) {
-    size_t first = 0;
-    for (; first + kStretch <= n; first += kStretch) {
-        std::array<Number, kStretch> stretch{};
-        for (size_t k = 0; k < rows.size(); ++k) {
-            const Number* const row = rows[k] + first;
-            __builtin_prefetch(row + kAhead);
-            for (size_t i = 0; i < kStretch; ++i) stretch[i] += factors[k] * row[i];
-        }
-        std::copy(stretch.begin(), stretch.end(), sums + first);
-    }
-    for (; first < n; ++first) {
-        Number sum = 0;
-        for (size_t k = 0; k < rows.size(); ++k) sum += factors[k] * rows[k][first];
-        sums[first] = sum;
-    }
-}
-
 double product(const double* one, const double* other, size_t n) {
     // Side by side, because each addition to one and the same sum waits for the one before.
     std::array<double, kStretch> stretch{};
@@ -45,33 +24,6 @@ double product(const double* one, const double* other, size_t n) {
 }
 
 }  // namespace
-
-void learn(const Pairs& pairs, const Used& before, const Used& after, float weight) {
-    for (size_t layer = 0; layer < before.n_layers; ++layer) {
-        const uint32_t* const these = before.ids + layer * before.n_used;
-        const uint32_t* const those = after.ids + layer * after.n_used;
-        for (size_t i = 0; i < before.n_used; ++i) {
-            const size_t place = layer * pairs.n_experts + these[i];
-            float* const row = pairs.counts + place * pairs.n_experts;
-            for (size_t k = 0; k < after.n_used; ++k) row[those[k]] += weight;
-            pairs.seen[place] += weight;
-        }
-    }
-}
-
-void follow(const Pairs& pairs, const Used& used, float weight, double* shares) {
-    std::vector<const float*> rows(used.n_used);
-    std::vector<float> factors(used.n_used);
-    for (size_t layer = 0; layer < used.n_layers; ++layer) {
-        for (size_t i = 0; i < used.n_used; ++i) {
-            const size_t place = layer * pairs.n_experts + used.ids[layer * used.n_used + i];
-            rows[i] = pairs.counts + place * pairs.n_experts;
-            // As if once without a follower: one that was hardly seen tells little.
-            factors[i] = 1 / ((pairs.seen[place] + weight) * static_cast<float>(used.n_used));
-        }
-        add_rows(rows, factors, pairs.n_experts, shares + layer * pairs.n_experts);
-    }
-}
 
 void learn_token(const Shares& known, size_t row, const Used& used, unsigned n) {
     for (size_t layer = 0; layer < known.n_layers; ++layer) {
@@ -121,7 +73,21 @@ void add_shares(const Shares& known, const std::vector<size_t>& rows,
 }
 
 void blend(const Rows& rows, const std::vector<double>& factors, size_t n, double* sums) {
-    add_rows(rows, factors, n, sums);
+    size_t first = 0;
+    for (; first + kStretch <= n; first += kStretch) {
+        std::array<double, kStretch> stretch{};
+        for (size_t k = 0; k < rows.size(); ++k) {
+            const double* const row = rows[k] + first;
+            __builtin_prefetch(row + kAhead);
+            for (size_t i = 0; i < kStretch; ++i) stretch[i] += factors[k] * row[i];
+        }
+        std::copy(stretch.begin(), stretch.end(), sums + first);
+    }
+    for (; first < n; ++first) {
+        double sum = 0;
+        for (size_t k = 0; k < rows.size(); ++k) sum += factors[k] * rows[k][first];
+        sums[first] = sum;
+    }
 }
 
 void products(const Rows& rows, size_t n, double* sums) {

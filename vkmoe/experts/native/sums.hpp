@@ -8,25 +8,12 @@
 
 namespace vkmoe {
 
-/// Of some layers: how often `after` was used when `before` was, and how often `before` was at all.
-struct Pairs {
-    float* counts;  // [layer, before, after]
-    float* seen;    // [layer, before]
-    size_t n_experts;
-};
-
 /// Experts of some layers, as many of each.
 struct Used {
     const uint32_t* ids;  // [layer, n_used]
     size_t n_layers;
     size_t n_used;
 };
-
-/// Each of these was followed by each of those of its layer.
-void learn(const Pairs& pairs, const Used& before, const Used& after, float weight);
-
-/// How often each expert followed these, averaged over them: `shares` [layer, n_experts].
-void follow(const Pairs& pairs, const Used& used, float weight, double* shares);
 
 /// What is known of tokens by their ids: for each, in each layer, `width` experts and what share of
 /// the token's occurrences used them, in parts of kWhole. A share of 0: no expert.

@@ -19,7 +19,7 @@ from vkmoe.gguf_file import GgufFile, open_gguf
 __all__ = ["is_importance_file", "read_importance", "remembered"]
 
 _COUNTS = re.compile(r"blk\.(\d+)\.ffn_(?:down|gate|up|gate_up)_exps\.weight\.counts")
-# A long text counts as the tokens that a run remembers at the default half-life of 64: what the
+# A long text counts as the tokens that a run remembers at a half-life of 64: what the
 # run itself uses soon counts for more.
 _REMEMBERED_TOKENS = 1 / (1 - 0.5 ** (1 / 64))
 _HINT = "give the file that llama-imatrix wrote for this model, or a profile of vkmoe's own"

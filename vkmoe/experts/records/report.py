@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from vkmoe.choices import Executor, ExpertsIn, PredictorName
+from vkmoe.choices import Executor, ExpertsIn, PolicyName
 from vkmoe.config import EngineConfig
-from vkmoe.experts.decide.worth import PredictionCounts
+from vkmoe.experts.decide.foresight import PredictionCounts
 from vkmoe.experts.records.profiler import (
     CacheCounters,
     ExpertProfiler,
@@ -55,13 +55,12 @@ class Setup:
     n_experts: int  # per layer; 0: a dense model
     n_used: int
     slots: tuple[int, ...] = ()
-    policy: str | None = None  # None: nothing is ever moved
+    policy: PolicyName | None = None  # None: nothing is ever moved
     allocation: str | None = None
     executor: Executor = "fused"
     host_slots: int = 0  # 0: one for each expert
     exchanges: bool = False  # every expert is in a slot or a host slot; none comes from the file
     cpu_layers: int = 0  # MoE layers from the first on of which the CPU computes experts
-    predictor: str | None = None  # None: none guesses
     hits_from: str = "device memory"  # where a hit is read
 
 
@@ -70,9 +69,9 @@ def setup_of(
     plan: MemoryPlan,
     device: DeviceInfo,
     config: EngineConfig,
-    predictor: PredictorName = "none",
+    policy: PolicyName | None,
 ) -> Setup:
-    """Say what the statistics of a run belong to; `predictor` is the one that was chosen."""
+    """Say what the statistics of a run belong to; `policy` is the one in force, if any is."""
     moves, experts = plan.mode.has_slots, spec.experts
     return Setup(
         spec.name,
@@ -82,13 +81,12 @@ def setup_of(
         experts.n_experts if experts else 0,
         experts.n_used if experts else 0,
         plan.expert_slots,
-        config.expert_policy if moves else None,
+        policy,
         config.expert_allocation if moves else None,
         plan.executor,
         sum(plan.host_slots),
         plan.exchanges,
         plan.cpu_layers,
-        predictor if predictor != "none" else None,
         Setup.hits_from if device.layout == "planes" else "the mapped file",
     )
 
@@ -302,13 +300,12 @@ def _cache(c: CacheCounters, n_tokens: int, setup: Setup) -> Iterator[str]:
 
 
 def _guesses(report: ExpertReport) -> str:
-    predictor, guesses = report.setup.predictor or "none", report.predictions
+    guesses = report.predictions
     if guesses is None:
         ahead = report.pool is not None and report.pool.n_hinted > 0
-        found = "experts fetched to the host pool only" if ahead else "no experts fetched"
-        return predictor if predictor == "none" else f"{predictor}: {found}"
+        return "experts fetched to the host pool only" if ahead else "no experts fetched"
     return (
-        f"{predictor}: {guesses.n_hinted} experts fetched ({_mib(guesses.hinted_bytes)}), "
+        f"{guesses.n_hinted} experts fetched ({_mib(guesses.hinted_bytes)}), "
         f"{_percent(guesses.n_right / guesses.n_hinted)} of them used at once"
     )
 

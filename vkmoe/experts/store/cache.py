@@ -498,14 +498,14 @@ class _LayerSteps:
         used = experts.reshape(-1).astype(np.int64) + layer * self._residency.space.n_experts
         self._next = (layer, used)
         self.fetch(used)
-        for ids in experts if guess else ():
-            guessed = self._residency.guess_next_layer(layer, ids)
+        for _ in experts if guess else ():  # as many as each row uses
+            guessed = self._residency.guess_layer(layer + 1)
             if guessed.size:
                 self._hint(guessed, used)
 
     def guess_first(self) -> None:
         """Begin to move what the first layer of the next run is expected to use."""
-        guessed = self._residency.guess_first_layer()
+        guessed = self._residency.guess_layer(0)
         if guessed.size:
             self._hint(guessed, NO_KEYS)
 

@@ -17,25 +17,23 @@ from functools import partial
 from itertools import pairwise
 from math import inf
 from multiprocessing import resource_tracker
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import MAX_LATER
-from vkmoe.choices import PolicyName, PredictorName, SlotSharing
+from vkmoe.choices import PolicyName, SlotSharing
+from vkmoe.experts.decide.foresight import Table
 from vkmoe.experts.decide.keys import NO_KEYS, KeySpace, Values
-from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.decide.token_table import Upcoming
-from vkmoe.experts.decide.worth import Table
 from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study.places import HostPlaces
 
 __all__ = [
     "ENOUGH_TOKENS",
-    "EXACT",
     "PLAIN",
     "KnowsNext",
     "Misses",
@@ -54,10 +52,8 @@ __all__ = [
     "simulate",
 ]
 
-_PREDICTORS: dict[str, PredictorName] = {name: name for name in reversed(get_args(PredictorName))}
 ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
-MAX_PAIRS_BYTES = 512 << 20  # of the predictor of pairs, unless it is asked for by name
 Progress = Callable[[int, int], None]  # replays done, replays in all
 NEVER = np.iinfo(np.int64).max
 Batch = tuple[NDArray[np.int64], int]  # layers [n_pools, layers per pool], slots of each pool
@@ -72,7 +68,6 @@ class Transfers(NamedTuple):
 
 
 PLAIN = Transfers()
-EXACT = "exact"  # in place of a predictor: the experts of the next run are known exactly
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +228,7 @@ class _Replay:
         residency.arrived(self._late)
         self._late = copies
         if self._stepped and upcoming.ids:
-            self._hint(residency.guess_first_layer(), NO_KEYS)
+            self._hint(residency.guess_layer(0), NO_KEYS)
         if not self._transfers.late:
             self._arrive()
         self._shown = residency.present
@@ -263,7 +258,7 @@ class _Replay:
         hits: NDArray[np.bool_] = self.residency.present[layer, ids]
         keys = ids.astype(np.int64) + layer * self._n_experts
         self._arrive()
-        self._hint(self.residency.guess_next_layer(layer, ids), keys)
+        self._hint(self.residency.guess_layer(layer + 1), keys)
         return hits
 
     def _hint(self, guessed: NDArray[np.int64], needed: NDArray[np.int64]) -> None:
@@ -414,10 +409,9 @@ class Rung:
     """Holds the results for one number of slots per layer."""
 
     slots: int
-    # Each layer with slots of its own, as all but `shared`; here no token to come is known.
-    own: dict[PolicyName, SimulationResult]
-    predicted: dict[str, SimulationResult]  # by predictor, and EXACT, with the main policy
-    chosen: SimulationResult  # with all that was chosen
+    own: dict[PolicyName, SimulationResult]  # each layer with slots of its own, as all but `shared`
+    exact: SimulationResult  # a forecast that knows exactly what the next token uses
+    chosen: SimulationResult  # the main policy
     shared: SimulationResult  # likewise, but slots are shared by layers of one size
     own_best: NDArray[np.int64]  # [n_layers]: hits of Belady's optimum
     shared_best: NDArray[np.int64]
@@ -429,7 +423,6 @@ class Sweep:
 
     trace: Trace
     main: PolicyName
-    predictor: PredictorName  # that was chosen
     rungs: tuple[Rung, ...]  # by rising slots
     # Of all that was chosen, by slots, whatever the rungs; empty: too short a trace.
     curve: dict[int, SimulationResult]
@@ -453,9 +446,8 @@ class Wanted:
 
     slots: Sequence[int]  # per layer
     policies: Sequence[PolicyName]
-    # Of a policy, slots, and a predictor; None: the one that was chosen.
-    settings: Callable[[PolicyName, int, PredictorName | None], CacheSettings]
-    main: PolicyName = "slru"
+    settings: Callable[[PolicyName, int], CacheSettings]
+    main: PolicyName
     curve: Sequence[int] = ()
     transfers: Transfers = PLAIN
 
@@ -472,30 +464,20 @@ def run_sweep(trace: Trace, wanted: Wanted, progress: Progress | None = None) ->
     """Replay `trace` for each number of slots and policy."""
     main = wanted.main if wanted.main in wanted.policies else wanted.policies[0]
 
-    def job(n_slots: int, sharing: SlotSharing = "layer") -> _Job:
-        return _Job(n_slots, sharing, wanted.settings(main, n_slots, None), wanted.transfers)
+    def job(n_slots: int, policy: PolicyName = main, sharing: SlotSharing = "layer") -> _Job:
+        return _Job(n_slots, sharing, wanted.settings(policy, n_slots), wanted.transfers)
 
-    def by_policy(n_slots: int, policy: PolicyName) -> _Job:
-        settings = wanted.settings(policy, n_slots, None)
-        if settings.predictor == "token":  # by which they are all alike
-            settings = wanted.settings(policy, n_slots, "none")
-        return job(n_slots)._replace(settings=settings)
+    def shared(n_slots: int) -> _Job:
+        return job(n_slots, sharing="global")
 
-    def by_predictor(n_slots: int, name: str) -> _Job:
-        settings = wanted.settings(main, n_slots, _PREDICTORS.get(name, "token"))
-        return job(n_slots)._replace(settings=settings, knows_next=name == EXACT)
+    def exact(n_slots: int) -> _Job:
+        return job(n_slots, "forecast")._replace(knows_next=True)
 
     slots = sorted(set(wanted.slots))
-    predictor = job(slots[0]).settings.predictor
-    left_out = set() if trace.ids is not None else {"token"}
-    if Correlation.n_bytes(trace.space) > MAX_PAIRS_BYTES and predictor != "correlation":
-        left_out.add("correlation")
-    predictors = [name for name in (*_PREDICTORS, EXACT) if name not in left_out]
     curve = sorted(wanted.curve) if trace.n_tokens >= ENOUGH_TOKENS else []
-    jobs = [job(n, "global") for n in slots]  # the slowest first
-    jobs += [by_policy(n, policy) for n in slots for policy in wanted.policies]
-    jobs += [by_predictor(n, name) for n in slots for name in predictors]
-    jobs = list(dict.fromkeys([*jobs, *map(job, slots), *map(job, curve)]))
+    jobs = [*map(shared, slots), *map(exact, slots)]  # the slowest first
+    jobs += [job(n, policy) for n in slots for policy in wanted.policies]
+    jobs = list(dict.fromkeys([*jobs, *map(job, curve)]))
     results: dict[_Job, SimulationResult] = {}
     with _replays(trace, jobs) as replies:
         for done, result in replies:
@@ -504,13 +486,12 @@ def run_sweep(trace: Trace, wanted: Wanted, progress: Progress | None = None) ->
                 progress(len(results), len(jobs))
     rungs = []
     for n in slots:
-        own = {policy: results[by_policy(n, policy)] for policy in wanted.policies}
-        predicted = {name: results[by_predictor(n, name)] for name in predictors}
-        chosen, shared = results[job(n)], results[job(n, "global")]
+        own = {policy: results[job(n, policy)] for policy in wanted.policies}
+        chosen, of_all = results[job(n)], results[shared(n)]
         own_best = ceiling(trace, _pools(trace, n, "layer"), chosen.start)
-        shared_best = ceiling(trace, _pools(trace, n, "global"), shared.start)
-        rungs.append(Rung(n, own, predicted, chosen, shared, own_best, shared_best))
-    return Sweep(trace, main, predictor, tuple(rungs), {n: results[job(n)] for n in curve})
+        shared_best = ceiling(trace, _pools(trace, n, "global"), of_all.start)
+        rungs.append(Rung(n, own, results[exact(n)], chosen, of_all, own_best, shared_best))
+    return Sweep(trace, main, tuple(rungs), {n: results[job(n)] for n in curve})
 
 
 def bend_of_curve(sweep: Sweep) -> int | None:

@@ -240,7 +240,7 @@ def curves_of_trace(trace: Trace) -> LayerCurves | None:
     drawn = np.zeros(n_tokens, np.bool_)
     part = replace(trace, routing=trace.routing[-n_tokens:], is_prompt=drawn, starts=(0,), ids=ids)
     rungs = sorted({max(1, round(share * header.n_experts)) for share in RUNGS})
-    settings = CacheSettings(predictor="token", admission=True, lag=2)
+    settings = CacheSettings("forecast", lag=2)
     transfers, found = Transfers(late=True, n_landing=MOST_LANDING), []
     for n_slots in rungs:
         slots = [n_slots] * header.n_layers

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from vkmoe.choices import PolicyName
 from vkmoe.errors import VkmoeError
 from vkmoe.server.errors import api_error
 from vkmoe.server.fields import Body, Many, read_body, read_query
@@ -38,7 +39,7 @@ class _Pace(Body):
 
 class _Changes(Body):
     slots: Annotated[int, Field(ge=0)] | None = None
-    policy: Literal["lru", "slru", "lfru"] | None = None
+    policy: PolicyName | None = None
     pin: Many[Key] | None = None
     unpin: Many[Key] | None = None
 

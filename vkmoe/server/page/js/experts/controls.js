@@ -3,11 +3,6 @@
 import { h, icon } from "../dom.js";
 import { listPins } from "./state.js";
 
-const POLICIES = {
-  lru: "least recently used leaves",
-  slru: "LRU, and what was used twice stays longer",
-  lfru: "least often and least recently used leaves",
-};
 const MOST_PINS = 48; // that are listed one by one
 
 /** Shows what can be changed of a state; `change` sends a change, and gives what is in force. */
@@ -30,11 +25,8 @@ export class Controls {
       if (this.state && !this.isBusy) this.show(this.state);
     });
     this.most = h("span", { class: "x-muted" });
-    const options = Object.entries(POLICIES).map(([value, title]) =>
-      h("option", { value, title }, value.toUpperCase()),
-    );
     const choose = (event) => this.send({ policy: event.target.value });
-    this.policy = h("select", { "aria-label": "Policy", onchange: choose }, ...options);
+    this.policy = h("select", { "aria-label": "Policy", onchange: choose });
     this.policyText = h("span", { class: "x-muted" });
     this.pins = h("div", { class: "x-pins" });
     this.message = h("p", { class: "x-message", role: "status" });
@@ -59,7 +51,7 @@ export class Controls {
   /** @param {import("./state.js").ExpertState} state */
   show(state) {
     this.state = state;
-    const { cannot_change: refused, slots, most_slots: most, policy } = state.info;
+    const { cannot_change: refused, slots, most_slots: most, policy, policies } = state.info;
     this.refusal.hidden = !refused;
     if (refused) {
       this.refusal.textContent = `Nothing to change now: ${refused.reason}. To be able to, ${refused.hint}.`;
@@ -71,9 +63,13 @@ export class Controls {
     this.range.max = this.number.max = nMost;
     this.most.textContent = `of ${nMost}`;
     if (!this.isBusy) this.write(Math.max(0, ...slots));
+    if (!this.policy.options.length) {
+      const options = Object.keys(policies).map((value) => h("option", { value }, value));
+      this.policy.append(...options);
+    }
     if (policy !== null) this.policy.value = policy;
     this.policy.disabled = policy === null;
-    this.policyText.textContent = POLICIES[policy] ?? "nothing moves";
+    this.policyText.textContent = policy === null ? "nothing moves" : `${policies[policy]} leaves`;
     this.showPins(state);
   }
 
@@ -86,8 +82,8 @@ export class Controls {
     this.isTyped = false;
     this.element.classList.add("is-busy");
     try {
-      const answer = await this.change(change);
-      this.say((answer.notes ?? []).map((note) => `Note: ${note}.`).join(" "));
+      await this.change(change);
+      this.say("");
     } catch (error) {
       this.say(`${error.message}.`.replace(/\.\.$/, "."), true);
     } finally {
