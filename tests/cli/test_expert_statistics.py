@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.tiny import model_path
 from vkmoe.errors import VkmoeError
-from vkmoe.experts.decide.worth import PredictionCounts
+from vkmoe.experts.decide.foresight import PredictionCounts
 from vkmoe.experts.records.profiler import CacheCounters, PoolCounters, Served, Tally
 from vkmoe.experts.records.report import CopyTimes
 
@@ -82,11 +82,11 @@ def test_without_slots_a_host_pool_speaks_for_itself(run: Run, fake: type[FakeLL
 def test_json_has_the_counters_of_the_cache(run: Run, fake: type[FakeLLM]) -> None:
     document = json.loads(run("generate", "-p", "x", "--json").out)
     assert document["expert_cache"] is document["host_pool"] is None
-    fake.expert_statistics = replace(CACHED, setup=replace(CACHED.setup, predictor="previous"))
+    fake.expert_statistics = CACHED
     values = json.loads(run("generate", "-p", "x", "--json").out)["expert_cache"]
     rates = {"hit_rate": 0.874, "n_uses": 1000, "n_hits": 874, "copies": None, "predictions": None}
     counted = asdict(CacheCounters(9, 43306189, 4, 77, 5, 1))
-    assert values == rates | {"predictor": "previous"} | counted
+    assert values == rates | {"policy": CACHED.setup.policy} | counted
 
 
 def test_a_file_that_cannot_be_written_is_an_error_after_the_text(

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.experts.decide.locations import Move
-from vkmoe.experts.decide.residency import Residency
+from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
+from vkmoe.experts.decide.token_table import Upcoming
 
 __all__ = ["after_token"]
 
@@ -19,8 +20,10 @@ def after_token(
     ids: NDArray[np.uint32],
     landed: Sequence[int] = (),
     budget_bytes: float = inf,
+    token: int | None = None,
+    upcoming: Upcoming = NOTHING_KNOWN,
 ) -> list[Move]:
     """Observe one token that used `ids` [n_layers, n_used]; return what is to move then."""
-    residency.observe(ids[None])
+    residency.observe(ids[None], [token])
     residency.learn()
-    return residency.decide(landed, budget_bytes)
+    return residency.decide(landed, budget_bytes, upcoming)

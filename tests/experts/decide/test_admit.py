@@ -16,7 +16,7 @@ FREE, ROOMY = -1, -1
 # By place: they are given by position, as the engine does.
 NAMES = (
     "keys", "bids", "pools", "slot_bytes", "n_landed", "budget_bytes", "holders", "values",
-    "n_free", "newest", "floors", "may_leave", "needed", "recency", "worth", "n_experts",
+    "n_free", "newest", "floors", "may_leave", "needed", "recency", "n_experts",
 )  # fmt: skip
 
 
@@ -48,14 +48,13 @@ def case(random: np.random.Generator) -> dict[str, Any]:
         "may_leave": may_leave,
         "needed": random.random(N_KEYS) < 0.2,
         "recency": random.permutation(N_KEYS + 1).astype(np.int32),
-        "worth": random.integers(0, 5, N_KEYS) / 2 if random.random() < 0.7 else None,
         "n_experts": N_EXPERTS,
     }
 
 
 def chosen(asked: dict[str, Any]) -> list[tuple[int, int]]:
     """The twin: each newcomer in its turn, and whose slot it gets."""
-    bids, worth, holders = asked["bids"], asked["worth"], asked["holders"]
+    bids, holders = asked["bids"], asked["holders"]
     order = list(range(len(asked["keys"])))
     if bids is not None:
         order.sort(key=lambda turn: -bids[turn])
@@ -87,7 +86,8 @@ def chosen(asked: dict[str, Any]) -> list[tuple[int, int]]:
                     asked["recency"][other],
                 ),
             )
-            if bids is not None and worth is not None and bids[turn] <= worth[victim]:
+            value = asked["values"][pool][held[pool][victim]]
+            if bids is not None and bids[turn] <= value:
                 closed.add(pool)
                 continue
         if turn >= asked["n_landed"]:
@@ -140,7 +140,6 @@ def test_it_chooses_as_one_newcomer_after_the_other_would() -> None:
         ("may_leave", np.ones(N_KEYS, np.bool_)),
         ("needed", np.ones(N_KEYS + 1, np.bool_)),
         ("recency", np.ones(N_KEYS, np.int32)),
-        ("worth", np.ones(N_KEYS + 1)),
         ("n_experts", 0),
         ("n_experts", 5),
     ],

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.experts.pins import first_n, most_used, named, warm
+from tests.experts.pins import named, warm
 from tests.placement.invented_models import DENSE, N_USED, SPEC
-from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
+from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import (
     CacheSettings,
@@ -43,19 +43,15 @@ def settings(plan: MemoryPlan = UNEVEN, **asked: Any) -> CacheSettings:
 
 def test_options_become_settings() -> None:
     made = settings(
-        expert_policy="lfru", expert_half_life=100, moe_warmpin=3, moe_warmpin_after=5,
-        expert_resident_selection="frequency", expert_num_resident=4, expert_warmup_tokens=77,
-        expert_admission=False, expert_predictor="frequency",
+        expert_policy="lfru", moe_warmpin=3, moe_warmpin_after=5, expert_resident_ids="7,2,9",
+        moe_predict_prefetch=False,
     )  # fmt: skip
-    pins = (most_used(4, 77), warm(3, 5))
-    assert made == CacheSettings("lfru", 100, pins, False, "frequency")
+    assert made == CacheSettings("lfru", (named(7, 2, 9), warm(3, 5)), prefetches=False)
 
 
-def test_newcomers_are_weighed_and_guesses_made_unless_told_otherwise() -> None:
-    made = settings()
-    assert made.admission and made.predictor == DEFAULT_PREDICTOR and made.executor == "fused"
-    assert settings(moe_predict_prefetch=False).predictor == "none"
-    assert settings(expert_predictor="none").predictor == "none"
+def test_what_is_forecast_is_fetched_ahead_unless_that_is_off() -> None:
+    assert settings() == CacheSettings("forecast", prefetches=True, executor="fused")
+    assert not settings(moe_predict_prefetch=False).prefetches
     assert settings(replace(UNEVEN, executor="stepped")).executor == "stepped"
 
 
@@ -73,36 +69,25 @@ def test_copies_overlap_tokens_where_there_is_a_queue_unless_told_otherwise() ->
 
 def test_guesses_serve_a_small_host_pool_without_slots() -> None:
     plan = replace(AT_HOME, host_slots=(40,), executor="stepped")
-    made = settings(plan, expert_predictor="correlation", moe_warmpin=2)
-    assert made == CacheSettings(predictor="correlation", executor="stepped")
-    assert settings(AT_HOME, expert_predictor="correlation").predictor == "none"
+    assert settings(plan, moe_warmpin=2) == CacheSettings("forecast", executor="stepped")
 
 
-def test_what_a_token_uses_is_pinned_where_tokens_do_not_tell_or_told_otherwise() -> None:
+def test_as_many_as_a_token_uses_are_pinned_where_nothing_is_forecast() -> None:
     assert settings().pins == ()
-    assert settings(expert_predictor="none").pins == (warm(N_USED),)
-    assert settings(expert_predictor="none", moe_warmpin=0).pins == ()
+    assert settings(expert_policy="lru").pins == (warm(N_USED),)
+    assert settings(expert_policy="lru", moe_warmpin=0).pins == ()
     assert settings(moe_warmpin=2).pins == (warm(2),)
 
 
 @pytest.mark.parametrize("plan", [RESIDENT, AT_HOME], ids=["device", "host"])
 def test_without_slots_nothing_is_pinned(plan: MemoryPlan) -> None:
-    config = EngineConfig(expert_policy="lru", expert_half_life=9, moe_warmpin=2)
-    assert settings_of(config, plan) == CacheSettings("lru", 9)
+    config = EngineConfig(expert_policy="lru", moe_warmpin=2)
+    assert settings_of(config, plan) == CacheSettings("lru")
     assert make_pools(plan.expert_slots, (SPAN,) * 3, N_USED, "layer") == ()
 
 
-@pytest.mark.parametrize("selection", ["first_n", "frequency"])
-def test_residents_take_all_slots_of_the_smallest_layer_by_default(selection: Any) -> None:
-    made = settings(expert_resident_selection=selection)
-    assert made.pins[0] == (first_n(19) if selection == "first_n" else most_used(19))
-
-
-def test_ids_alone_are_a_manual_selection() -> None:
-    made = settings(expert_resident_ids="7, 2,,7,")
-    assert made.pins == (named(7, 2),)
-    assert made == settings(expert_resident_ids="7,2", expert_resident_selection="manual")
-    assert made == settings(expert_resident_ids="7,2", expert_num_resident=2)
+def test_ids_are_residents() -> None:
+    assert settings(expert_resident_ids="7, 2,,7,").pins == (named(7, 2),)
 
 
 @pytest.mark.parametrize("plan", [cached(20), AT_HOME, RESIDENT], ids=lambda p: p.mode.experts_in)
@@ -116,25 +101,17 @@ def test_an_id_the_model_does_not_have_is_named(plan: MemoryPlan) -> None:
 
 def test_ids_of_a_model_without_experts_do_not_matter() -> None:
     config = EngineConfig(expert_resident_ids="500", expert_slots=3)
-    assert cache_settings(config, DENSE.name, None, RESIDENT) == CacheSettings()
+    assert cache_settings(config, DENSE.name, None, RESIDENT) == CacheSettings("forecast")
     assert make_pools(RESIDENT.expert_slots, (), 0, "layer") == ()
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"expert_resident_ids": "0,1,2,3"}, "the 4 experts of --expert-resident-ids"),
-        (
-            {"expert_resident_selection": "first_n", "expert_num_resident": 4},
-            "the 4 experts of --expert-num-resident",
-        ),
-    ],
-)
-def test_more_residents_than_slots(asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=f"{words} do not fit in the 3 slots of a layer"):
+def test_more_residents_than_slots() -> None:
+    asked: dict[str, Any] = {"expert_resident_ids": "0,1,2,3"}
+    words = "the 4 experts of --expert-resident-ids do not fit in the 3 slots of a layer"
+    with pytest.raises(UsageError, match=words):
         settings(cached(4, 3), **asked)
     assert settings(cached(4, 4), **asked).pins[0].n == 4
-    assert settings(RESIDENT, **asked) == CacheSettings()
+    assert settings(RESIDENT, **asked) == CacheSettings("forecast")
     with pytest.raises(UsageError, match="do not fit in the 0 slots") as caught:
         settings(AT_HOME, **asked)
     assert caught.value.hint == "there are no slots: leave that out"
@@ -148,35 +125,20 @@ def test_one_resident_is_one_expert() -> None:
         settings(AT_HOME, expert_resident_ids="3")
 
 
-@pytest.mark.parametrize(
-    ("asked", "flag"),
-    [
-        ({"expert_resident_selection": "first_n"}, "--expert-resident-selection"),
-        ({"expert_resident_selection": "frequency"}, "--expert-resident-selection"),
-        (
-            {"expert_resident_selection": "first_n", "expert_num_resident": 8},
-            "--expert-num-resident",
-        ),
-        (
-            {"expert_resident_selection": "first_n", "expert_num_resident": 4},
-            "--expert-num-resident",
-        ),
-        ({"expert_resident_ids": "0,1,2,3,4,5,6,7"}, "--expert-resident-ids"),
-    ],
-)
-def test_warm_pinning_needs_slots_that_residents_leave(asked: dict[str, Any], flag: str) -> None:
+def test_warm_pinning_needs_slots_that_residents_leave() -> None:
+    asked: dict[str, Any] = {"expert_resident_ids": "0,1,2,3"}
     with pytest.raises(UsageError, match="--moe-warmpin 2 has no slots left") as caught:
         settings(cached(8, 8), moe_warmpin=2, **asked)
-    assert flag in str(caught.value) and caught.value.exit_code == 2
+    assert "--expert-resident-ids" in str(caught.value) and caught.value.exit_code == 2
     for fine in ({}, {"moe_warmpin": 0}):
-        assert settings(cached(8, 8), **fine, **asked).pins[0].n >= 4
+        assert settings(cached(8, 8), **fine, **asked).pins[0].n == 4
 
 
 def test_one_slot_leaves_nothing_to_pin_unless_it_is_shared() -> None:
     with pytest.raises(UsageError, match="--moe-warmpin 2 has no slots left"):
         settings(cached(1, 1), moe_warmpin=2)
     assert settings(cached(1, 1), moe_warmpin=2, expert_allocation="global").pins == (warm(2),)
-    by_default = settings(cached(1, 1), expert_predictor="none")
+    by_default = settings(cached(1, 1), expert_policy="slru")
     assert by_default.pins == (warm(N_USED),), "by default it simply finds no room"
 
 

@@ -9,23 +9,23 @@ import pytest
 from numpy.typing import NDArray
 
 from vkmoe.experts import _residency
+from vkmoe.experts.decide.foresight import EVERY, LEAST, Chances
 from vkmoe.experts.decide.keys import DecayedCounts
-from vkmoe.experts.decide.worth import EVERY, LEAST, Chances
 
 N = 64
 
 
 class Learner:
     def __init__(self, lag: int = 1) -> None:
-        self.counts = DecayedCounts(N, 64.0)
-        self.chances = Chances(self.counts, 64.0, lag)
+        self.counts = DecayedCounts(N)
+        self.chances = Chances(self.counts, lag)
 
-    def token(self, keys: object, said: object = None) -> None:
+    def token(self, keys: object) -> None:
         if self.chances._n_tokens:
             self.counts.advance()
         used = np.array(keys, np.int64)
         self.counts.use(used)
-        self.chances.update(used, said)  # type: ignore[arg-type]
+        self.chances.update(used)
         self.chances.learn()
 
     @property
@@ -74,37 +74,6 @@ def test_what_is_learned_is_about_the_token_asked_for(lag: int) -> None:
     n = 300 - 1  # the middle of a stretch
     used, other = n % 2 + 2 * (n // 40 % 16), (n + 1) % 2 + 2 * (n // 40 % 16)
     assert (learner.all[used] > learner.all[other]) == (lag == 2)
-
-
-def test_a_predictor_that_is_right_is_believed() -> None:
-    random = np.random.default_rng(5)
-    learner, following = Learner(), random.integers(0, N, 400)
-    says = [np.eye(N)[each] * 0.25 for each in following]
-    for n in range(399):
-        learner.token([following[n]], says[n])
-    chances = learner.chances.informed(says[399])
-    assert chances.argmax() == following[399]
-    assert chances[following[399]] > 0.8, "a quarter said always meant a use"
-
-
-def test_a_predictor_that_guesses_blindly_is_not() -> None:
-    random = np.random.default_rng(5)
-    learner = Learner()
-    for _ in range(400):
-        learner.token([random.integers(8)], np.eye(N)[random.integers(N)])
-    chances = learner.chances.informed(np.eye(N)[60])
-    assert chances[60] < chances[:8].min()
-
-
-def test_the_chances_of_a_layer_follow_from_what_is_said_of_it() -> None:
-    random = np.random.default_rng(6)
-    learner, following = Learner(), random.integers(0, N, 300)
-    for n in range(299):
-        learner.token([following[n]], np.eye(N)[following[n]])
-    chances = learner.chances
-    row = chances.informed(None)[16:32] + chances.weight_of_scores * np.eye(16)[5]
-    assert row.argmax() == 5
-    assert row == pytest.approx(chances.informed(np.eye(N)[21])[16:32])
 
 
 def test_the_fit_multiplies_no_tiny_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

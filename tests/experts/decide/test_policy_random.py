@@ -61,7 +61,7 @@ class PolicyMachine(RuleBasedStateMachine):
         if self.name == "lru":
             return others[:1]
         values = self.counts.values()
-        if self.name == "slru":
+        if self.name in ("slru", "forecast"):
             protected = self.protected()
             on_probation = [key for key in others if key not in protected]
             fewest = min((values[key] for key in on_probation), default=0.0)
@@ -133,7 +133,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy.unpin(key)
         if key in self.pinned:
             self.pinned.remove(key)
-            if self.name == "slru" and key in self.resident:
+            if self.name in ("slru", "forecast") and key in self.resident:
                 self.resident.append(self.resident.pop(self.resident.index(key)))
                 self.again.add(key)
 
@@ -155,16 +155,19 @@ class PolicyMachine(RuleBasedStateMachine):
             assert self.policy.victim(0, ()) == (free[0] if free else None)
 
 
-@pytest.mark.parametrize("floor", [0, 2])
-@pytest.mark.parametrize("capacity", [1, 8, 12])
+@pytest.mark.parametrize("n_scripts", [8, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("capacity", "floor"), [(1, 0), (8, 0), (12, 2)])
 @pytest.mark.parametrize("name", POLICIES)
-def test_random_operations_keep_every_rule(name: PolicyName, capacity: int, floor: int) -> None:
+def test_random_operations_keep_every_rule(
+    name: PolicyName, capacity: int, floor: int, n_scripts: int
+) -> None:
+    """A forecast that knows nothing yet ranks as slru."""
     members = {"name": name, "capacity": capacity, "floor": floor}
     machine = type("Machine", (PolicyMachine,), members)
     run(
         machine,
         settings=settings(
-            max_examples=25,
+            max_examples=n_scripts,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from tests.experts.pins import first_n, most_used, named, warm
+from tests.experts.pins import named, warm
 from tests.experts.tokens import after_token
-from vkmoe.experts.decide.keys import KeySpace
+from vkmoe.choices import PolicyName
+from vkmoe.experts.decide.keys import HALF_LIFE, KeySpace
 from vkmoe.experts.decide.locations import FREE, Move
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
@@ -20,7 +21,7 @@ SPACE = KeySpace(n_layers=2, n_experts=16)
 def residency(slots: int = 8, allocation: Any = "layer", seed: Any = None, **choices: Any
               ) -> Residency:  # fmt: skip
     pools = make_pools([slots] * 2, [256] * 2, 2, allocation)
-    return Residency(SPACE, pools, CacheSettings(**choices), seed)
+    return Residency(SPACE, pools, CacheSettings(choices.pop("policy", "slru"), **choices), seed)
 
 
 def token(cache: Residency, *rows: tuple[int, ...]) -> list[Move]:
@@ -84,15 +85,15 @@ def test_warm_pinning_takes_the_hottest_and_fetches_who_is_absent() -> None:
 
 
 def test_pins_are_chosen_anew_and_follow_the_text() -> None:
-    cache = residency(slots=8, pins=(warm(2, 6),), half_life=2.0)
+    cache = residency(slots=8, pins=(warm(2, 6),))
     for _ in range(6):
         token(cache, (14, 15), (0, 1))
     assert cache.pinned == [[14, 15], [0, 1]] and cache.warm_at == 6
     for _ in range(5):
         token(cache, (3, 4), (0, 1))
-    assert cache.pinned[0] == [14, 15], "chosen before its time"
+    assert cache.warm_at == 6 and cache.pinned[0] == [14, 15], "chosen before its time"
     token(cache, (3, 4), (0, 1))
-    assert cache.pinned == [[3, 4], [0, 1]] and cache.warm_at == 12
+    assert cache.pinned == [[3, 4], [0, 1]] and cache.warm_at == 12, "late uses count more"
     for first in (0, 5, 7, 9, 11, 1):
         token(cache, (first, first + 1), (0, 1))
     assert not held(cache) & {14, 15} and {3, 4} <= held(cache)
@@ -121,8 +122,8 @@ def test_without_uses_nothing_is_pinned() -> None:
     assert cache.pinned == [[3, 9], [0, 15]]
 
 
-def test_first_n_residents_never_leave() -> None:
-    cache = residency(slots=4, pins=(first_n(2),))
+def test_residents_never_leave() -> None:
+    cache = residency(slots=4, pins=(named(0, 1),))
     cache.arrived(cache.start())
     assert held(cache) == {0, 1} and cache.pinned == [[0, 1], [0, 1]]
     for first in (2, 4, 6, 8):
@@ -138,21 +139,6 @@ def test_residents_in_all_slots_mean_that_nothing_moves() -> None:
     assert held(cache) == {1, 3, 7, 9}
 
 
-def test_frequency_chooses_once_after_the_warm_up() -> None:
-    cache = residency(slots=4, pins=(most_used(2, 4),), half_life=1.0)
-    assert cache.start() == [], "the cache works as any other until the uses are known"
-    for _ in range(3):
-        token(cache, (8, 9), (8, 9))
-    token(cache, (4, 5), (4, 5))
-    assert cache.pinned == [[8, 9], [8, 9]], "all uses of the warm-up count alike"
-    assert cache.warm_at == 4
-    for _ in range(8):
-        token(cache, (4, 5), (4, 5))
-    assert cache.pinned == [[8, 9], [8, 9]]
-    token(cache, (2, 3), (2, 3))
-    assert {8, 9} <= held(cache) and not {0, 1} & held(cache)
-
-
 def test_a_profile_fills_the_slots_and_pins_at_once() -> None:
     counts = np.zeros(SPACE.n_keys)
     counts[[3, 4, 5, 16 + 15]] = [1.0, 9.0, 5.0, 2.0]
@@ -163,7 +149,7 @@ def test_a_profile_fills_the_slots_and_pins_at_once() -> None:
     assert cache.pinned == [[4], [15]] and cache.warm_at == 0
 
 
-@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_what_a_profile_says_is_used_most_leaves_last(policy: Any) -> None:
     counts = np.zeros(SPACE.n_keys)
     counts[:8] = [100, 50, 20, 10, 5, 4, 3, 2]
@@ -182,15 +168,8 @@ def test_a_profile_without_uses_is_none() -> None:
     assert cache.pinned == [[3, 9], [0, 15]] and cache.warm_at == 2
 
 
-def test_an_early_warm_up_leaves_warm_pinning_alone() -> None:
-    cache = residency(slots=8, pins=(most_used(1, 2), warm(2, 4)))  # fmt: skip
-    for _ in range(4):
-        token(cache, (3, 9), (0, 15))
-    assert [len(ids) for ids in cache.pinned] == [2, 2] and cache.warm_at == 4
-
-
-def test_choosing_residents_throws_nobody_out_whom_the_token_used() -> None:
-    cache = residency(slots=2, pins=(most_used(1, 4),))
+def test_choosing_pins_throws_nothing_out_that_the_token_used() -> None:
+    cache = residency(slots=2, pins=(warm(1, 4),))
     for _ in range(3):
         token(cache, (4, 5), (4, 5))
     token(cache, (8, 9), (8, 9))
@@ -231,17 +210,16 @@ def test_ranks_of_all_layers_come_before_later_ranks_in_shared_slots() -> None:
     assert [divmod(move.key, SPACE.n_experts) for move in moves] == [(0, 5), (1, 7)]
 
 
-@pytest.mark.parametrize("predictor", ["none", "previous", "correlation", "frequency"])
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 @pytest.mark.parametrize("allocation", ["layer", "global"])
-def test_a_batch_is_its_tokens_observed_one_by_one(allocation: Any, predictor: Any) -> None:
+def test_a_batch_is_its_tokens_observed_one_by_one(allocation: Any, policy: Any) -> None:
     """All that follows is the same, where nothing is decided between the tokens of a batch.
 
     Tokens of a batch use the same experts again and again.
     """
     rng = np.random.default_rng(3)
     together, in_turn = (
-        residency(4, allocation, predictor=predictor, admission=True, pins=(warm(1, 7),))
-        for _ in range(2)
+        residency(4, allocation, policy=policy, pins=(warm(1, 7),)) for _ in range(2)
     )
     for _ in range(40):
         n_tokens = int(rng.integers(1, 6))
@@ -267,9 +245,10 @@ def test_a_batch_is_its_tokens_observed_one_by_one(allocation: Any, predictor: A
 
 def test_an_expert_that_two_tokens_of_a_batch_missed_is_brought_once() -> None:
     """A use of each token counts, and each is as old as its place in the batch."""
-    cache = residency(half_life=1.0)
+    cache = residency()
     cache.observe(np.array([[(0, 1), (0, 1)], [(0, 2), (0, 2)]], np.uint32))
     cache.learn()
     assert [move.key for move in cache.decide()] == [0, 16, 1, 17, 2, 18]
-    assert cache.counts.values()[:4].tolist() == [1.5, 0.5, 1.0, 0.0]
+    before = 0.5 ** (1 / HALF_LIFE)
+    assert cache.counts.values()[:4] == pytest.approx([1 + before, before, 1.0, 0.0])
     assert cache.decide() == [], "nothing was observed since"

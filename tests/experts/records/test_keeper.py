@@ -145,10 +145,10 @@ def test_a_dense_model_keeps_no_profile(tmp_path: Path, caplog: pytest.LogCaptur
 def test_a_policy_is_named_only_where_one_decides(
     mode: ExpertMode, expected: tuple[Any, Any]
 ) -> None:
-    config = EngineConfig(expert_policy="lfru", expert_allocation="global")
+    config = EngineConfig(expert_allocation="global")
     slots = (4, 4, 2) if mode.has_slots else ()
     plan = MemoryPlan(128, both("f16"), mode, (), expert_slots=slots)
-    setup = setup_of(SPEC, plan, DEVICE, config)
+    setup = setup_of(SPEC, plan, DEVICE, config, "lfru" if mode.has_slots else None)
     assert (setup.policy, setup.allocation) == expected
     assert (setup.n_experts, setup.n_used, setup.experts_in) == (8, 2, mode.experts_in)
     assert setup.slots == plan.expert_slots and setup.device == DEVICE.name

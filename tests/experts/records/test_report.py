@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from vkmoe.experts.decide.foresight import PredictionCounts
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.worth import PredictionCounts
 from vkmoe.experts.records.profiler import (
     CacheCounters,
     ExpertProfiler,
@@ -55,9 +55,7 @@ def report() -> ExpertReport:
 
 def test_what_did_not_happen_has_no_line(report: ExpertReport) -> None:
     text = as_text(report)
-    assert "\nguesses     none\n" in text
-    learning = make_report(replace(SETUP, predictor="correlation"), profiler(), COUNTERS)
-    assert "\nguesses     correlation: no experts fetched\n" in as_text(learning)
+    assert "\nguesses     no experts fetched\n" in text
     for word in ("guessed", "kept", "taken back", "waiting", "host pool"):
         assert word not in text, word
     document = as_document(make_report(SETUP, profiler(), COUNTERS, predictions=PredictionCounts()))
@@ -67,15 +65,15 @@ def test_what_did_not_happen_has_no_line(report: ExpertReport) -> None:
 def test_what_moved_before_it_was_needed_is_said() -> None:
     busy = replace(COUNTERS, n_landed=21, n_hinted=6, n_cancelled=3, stall_ns=25_000_000)
     pool = PoolCounters(80, 60, 30, 5 << 20, 1, 10, 2, 1_500_000, 4_000_000, 0.25, 6)
-    setup, guesses = replace(SETUP, predictor="previous"), PredictionCounts(16, 3 << 20, 6)
-    report = make_report(setup, profiler(), busy, pool=pool, predictions=guesses)
+    guesses = PredictionCounts(16, 3 << 20, 6)
+    report = make_report(SETUP, profiler(), busy, pool=pool, predictions=guesses)
     text = as_text(report)
     for words in (
         "11 experts uploaded (3.0 MiB), 6 of them guessed, 5 evicted",
         "21 experts kept on the device as they were read\n",
         "3 uploads taken back",
         "waiting     25.0 ms for uploads, 2.500 ms per token\n",
-        "guesses     previous: 16 experts fetched (3.0 MiB), 37.5 % of them used at once\n",
+        "guesses     16 experts fetched (3.0 MiB), 37.5 % of them used at once\n",
         "host pool   75.0 % of 80 uses served; 30 experts read from the file (5.0 MiB), "
         "10 of them guessed (60.0 % used at once), 1 failed; waited 1.5 ms\n"
         "            25.0 % of 4.0 ms of reading was hidden behind computing\n",
@@ -83,7 +81,7 @@ def test_what_moved_before_it_was_needed_is_said() -> None:
         assert words in text, words
     document = json.loads(json.dumps(as_document(report), allow_nan=False))
     assert (document["cache"]["n_landed"], document["cache"]["stall_ns"]) == (21, 25_000_000)
-    assert (document["predictor"], document["predictions"]["n_right"]) == ("previous", 6)
+    assert (document["policy"], document["predictions"]["n_right"]) == ("slru", 6)
     assert (document["host_pool"]["n_reads"], document["host_pool"]["n_hits"]) == (30, 60)
     assert (document["host_pool"]["read_ns"], document["host_pool"]["hidden"]) == (4_000_000, 0.25)
 
@@ -199,9 +197,8 @@ def test_a_small_host_pool_and_its_executor_are_said() -> None:
     assert "            30 of 48 experts in the host pool at a time\n" in text
     assert "executor    stepped" in text and "host pool   no uses yet served" in text
     assert "hidden" not in text and "used at once" not in text
-    guessing = replace(small, predictor="correlation")
-    ahead = make_report(guessing, profiler(), CacheCounters(), pool=PoolCounters(n_hinted=5))
-    assert "\nguesses     correlation: experts fetched to the host pool only\n" in as_text(ahead)
+    ahead = make_report(small, profiler(), CacheCounters(), pool=PoolCounters(n_hinted=5))
+    assert "\nguesses     experts fetched to the host pool only\n" in as_text(ahead)
     assert "uploaded" not in text and "misses      0.0 MiB" in text
     document = as_document(make_report(small, profiler()))
     assert (document["executor"], document["host_slots"]) == ("stepped", 30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,6 +22,7 @@ SPACE = KeySpace(n_layers=3, n_experts=8)
 N_USED = 2
 SIZES = [256, 768, 256]
 Make = Callable[..., Rig]
+FULL = partial(pytest.param, marks=pytest.mark.full)
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def make(device: Device, nothing_left: None) -> Iterator[Make]:
     def rig(host_slots: int, slots: int = 2, delay: int | None = None, **choices: Any) -> Rig:
         pools = make_pools([slots] * 3, SIZES, N_USED, "layer")
         seed = choices.pop("seed", None)
-        settings = CacheSettings("slru", **choices)
+        settings = CacheSettings(choices.pop("policy", "slru"), **choices)
         rig = Rig(device, SPACE, pools, settings, delay, seed, n_host_slots=host_slots, sizes=SIZES)
         made.append(rig)
         return rig
@@ -47,8 +49,8 @@ def random_routing(rng: np.random.Generator) -> Any:
     ).astype(np.uint32)
 
 
-@pytest.mark.parametrize("delay", [None, 0, 2])
-@pytest.mark.parametrize("slots", [0, 1, 3])
+@pytest.mark.parametrize("delay", [None, FULL(0), 2])
+@pytest.mark.parametrize("slots", [0, FULL(1), 3])
 @pytest.mark.parametrize("host_slots", [N_USED, 5, 16])
 def test_every_layer_reads_the_right_bytes(
     make: Make, host_slots: int, slots: int, delay: int | None
@@ -148,7 +150,7 @@ def test_a_lost_device_is_passed_on(make: Make) -> None:
             rig.stepped_token(random_routing(rng))
 
 
-@pytest.mark.parametrize("delay", [None, 0, 1])
+@pytest.mark.parametrize("delay", [FULL(None), FULL(0), 1])
 def test_ctrl_c_between_submits_and_while_the_file_is_read_is_survived(
     make: Make, delay: int | None
 ) -> None:
@@ -245,7 +247,7 @@ class SmallBudget(CopyBudget):
 
 def test_copies_ahead_keep_to_the_token_s_budget(make: Make) -> None:
     """Of all layers together, however soon they arrive."""
-    rig = make(16, slots=3, delay=0, predictor="frequency", executor="stepped")
+    rig = make(16, slots=3, delay=0, policy="forecast", executor="stepped")
     object.__setattr__(rig.cache._ways, "budget", SmallBudget())
     rig.cache._steps._budget = rig.cache._ways.budget
     rng = np.random.default_rng(7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, of_ids, trace_of
-from tests.experts.pins import first_n, named, warm
+from tests.experts.pins import named, warm
 from tests.experts.tokens import after_token
-from vkmoe.choices import PolicyName, PredictorName, SlotSharing
+from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec, make_pools
@@ -23,7 +23,6 @@ from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study import replay as module
 from vkmoe.experts.study.replay import (
     ENOUGH_TOKENS,
-    EXACT,
     KnowsNext,
     Transfers,
     Wanted,
@@ -92,12 +91,12 @@ def test_with_a_slot_for_every_expert_there_is_no_cache(allocation: SlotSharing)
     """The engine reads them in place then: nothing is copied, not even first uses miss."""
     trace = trace_of(drifting(20, 3, 8, 2), 8)
     pools = make_pools([8] * 3, [1] * 3, 2, allocation)
-    result = simulate(trace, CacheSettings(), pools)
+    result = simulate(trace, CacheSettings("slru"), pools)
     assert (result.hit_rate, int(result.n_promoted.sum()), result.read_bytes) == (1, 0, 0)
     best = ceiling(trace, pools, result.start)
     split = misses(result, best)
     assert (split.compulsory, split.capacity, split.policy) == (0, 0, 0)
-    one_less = simulate(trace, CacheSettings(), make_pools([8, 8, 7], [1] * 3, 2, allocation))
+    one_less = simulate(trace, CacheSettings("slru"), make_pools([8, 8, 7], [1] * 3, 2, allocation))
     assert one_less.hit_rate < 1
 
 
@@ -115,7 +114,7 @@ def test_the_parts_of_the_misses_add_up(
     seed: int, capacity: int, policy: PolicyName, n_resident: int
 ) -> None:
     trace = trace_of(drifting(40, 2, 16, 3, seed), 16)
-    choices = CacheSettings(policy, pins=(first_n(min(n_resident, capacity)),))
+    choices = CacheSettings(policy, pins=(named(*range(min(n_resident, capacity))),))
     result = simulate(trace, choices, pools_of(2, capacity))
     split = misses(result, ceiling(trace, pools_of(2, capacity), result.start))
     assert split.compulsory + split.capacity + split.policy == 240 - result.layer_hits.sum()
@@ -136,7 +135,7 @@ def test_residents_and_a_profile_are_there_before_the_first_token() -> None:
 
 def test_the_same_trace_gives_the_same_hits() -> None:
     trace = trace_of(drifting(150, 2, 16, 4), 16)
-    first, second = (simulate(trace, CacheSettings(), pools_of(2, 8)) for _ in range(2))
+    first, second = (simulate(trace, CacheSettings("slru"), pools_of(2, 8)) for _ in range(2))
     assert np.array_equal(first.hits, second.hits)
     assert np.array_equal(first.n_promoted, second.n_promoted)
 
@@ -165,7 +164,7 @@ def test_the_first_missed_of_a_layer_land_without_a_copy() -> None:
 def test_copies_stay_within_the_budget_of_a_token() -> None:
     trace, n_copies = trace_of(drifting(60, 2, 16, 4), 16), []
     for budget in (1, 1000):  # bytes; a slot has one
-        cache = Residency(trace.space, pools_of(2, 8), CacheSettings())
+        cache = Residency(trace.space, pools_of(2, 8), CacheSettings("slru"))
         moves = [cache.start()]
         for routing in trace.routing:
             cache.arrived(moves[-1])
@@ -182,38 +181,31 @@ def test_free_slots_are_filled_before_a_chunk_that_another_follows() -> None:
     found = []
     for n_chunks in (1, 2, 3):
         runs = (*range(0, 36, 36 // n_chunks), *range(36, 40))
-        result = simulate(replace(trace, runs=runs), CacheSettings(), pool, transfers=late)
+        result = simulate(replace(trace, runs=runs), CacheSettings("slru"), pool, transfers=late)
         found.append(int(result.n_promoted.sum()))
         assert not result.hits[:24].any(), "copies beside the second chunk are there for the third"
         assert bool(result.hits[24:36].all()) == (n_chunks == 3)
     assert found == [0, 0, 16]
-    alone = simulate(trace, CacheSettings(), pool, transfers=late)
+    alone = simulate(trace, CacheSettings("slru"), pool, transfers=late)
     assert not alone.n_promoted.any(), "tokens of a prompt that run alone are as those decoded"
 
 
 def test_in_stepped_mode_the_next_layer_finds_what_was_guessed() -> None:
-    """Layer 1 always uses what follows from layer 0, of more experts than have slots."""
-    random = np.random.default_rng(0)
-    first = random.integers(0, 16, 150)
-    routing = np.stack([first, (first + 5) % 16], axis=1)[:, :, None].astype(np.uint32)
-    choices = CacheSettings(predictor="correlation", executor="stepped", admission=True)
+    """Both layers always use what follows from the token, of more experts than have slots."""
+    tokens = np.random.default_rng(0).integers(0, 16, 150)
+    routing = np.stack([tokens, (tokens + 5) % 16], axis=1)[:, :, None].astype(np.uint32)
+    trace = replace(trace_of(routing, 16), ids=tokens)
     for late in (False, True):
-        result = simulate(
-            trace_of(routing, 16), choices, pools_of(2, 4), transfers=Transfers(late=late)
-        )
-        rates = result.hits[60:].mean(axis=0)
-        assert rates[1] > 0.9 > 0.5 > rates[0]
-
-
-def test_a_second_text_is_not_guessed_from_the_first() -> None:
-    tokens = drifting(120, 2, 16, 4)
-    choices = CacheSettings(predictor="correlation", admission=True)
-    one, two = (
-        simulate(trace_of(tokens, 16, starts=starts), choices, pools_of(2, 6))
-        for starts in ((0,), (0, 60, 61, 62, 63, 64))
-    )
-    assert np.array_equal(one.hits[:60], two.hits[:60])
-    assert not np.array_equal(one.hits, two.hits)
+        rates = [
+            simulate(
+                trace,
+                CacheSettings("forecast", prefetches=prefetches, executor="stepped"),
+                pools_of(2, 4),
+                transfers=Transfers(late=late),
+            ).hits[60:].mean(axis=0)
+            for prefetches in (False, True)
+        ]  # fmt: skip
+        assert rates[1][1] > 0.9 > 0.5 > rates[0][1]
 
 
 # ----- Belady's optimum -----
@@ -290,8 +282,7 @@ def test_with_room_for_all_only_first_uses_miss() -> None:
 CHOICES = st.builds(
     CacheSettings,
     policy=st.sampled_from(get_args(PolicyName)),
-    half_life=st.sampled_from([2.0, 256.0]),
-    pins=st.one_of(st.just(()), st.integers(1, 6).map(lambda n: (first_n(n),))),
+    pins=st.one_of(st.just(()), st.integers(1, 6).map(lambda n: (named(*range(n)),))),
 )
 
 
@@ -329,9 +320,9 @@ def test_more_slots_never_hurt_it(allocation: SlotSharing) -> None:
 # ----- sweeps -----
 
 
-def plain(policy: PolicyName, n_slots: int, predictor: PredictorName | None) -> CacheSettings:
+def plain(policy: PolicyName, n_slots: int) -> CacheSettings:
     # So that a mix-up would show.
-    return CacheSettings(policy, half_life=float(n_slots), predictor=predictor or "none")
+    return CacheSettings(policy, pins=(warm(1, n_slots),))
 
 
 @pytest.mark.parametrize(
@@ -360,11 +351,10 @@ def test_every_result_is_that_of_its_own_replay(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     done: list[tuple[int, int]] = []
     found = run_sweep(
-        TRACE, Wanted((8, 5, 8), POLICIES, plain), lambda *counts: done.append(counts)
+        TRACE, Wanted((8, 5, 8), POLICIES, plain, "slru"), lambda *counts: done.append(counts)
     )
     assert [rung.slots for rung in found.rungs] == [5, 8]
-    # Of each number of slots: shared, a policy each, and the predictors but "none" and "token".
-    n_all = 2 * (1 + 3 + 3 + 1)
+    n_all = 2 * (1 + 1 + len(POLICIES))  # of each number of slots: shared, exact, a policy each
     assert done == [(n, n_all) for n in range(1, n_all + 1)]
     for rung in found.rungs:
         own, shared = (
@@ -372,25 +362,26 @@ def test_every_result_is_that_of_its_own_replay(
             for allocation in ("layer", "global")
         )
         for policy in POLICIES:
-            alone = simulate(TRACE, plain(policy, rung.slots, None), own)
+            alone = simulate(TRACE, plain(policy, rung.slots), own)
             assert np.array_equal(rung.own[policy].hits, alone.hits)
             assert np.array_equal(rung.own[policy].n_promoted, alone.n_promoted)
-        for name, result in rung.predicted.items():
-            predictor: Any = "token" if name == EXACT else name
-            settings = plain("slru", rung.slots, predictor)
-            table = KnowsNext(TRACE) if name == EXACT else None
-            assert np.array_equal(result.hits, simulate(TRACE, settings, own, table=table).hits)
+        alone = simulate(TRACE, plain("forecast", rung.slots), own, table=KnowsNext(TRACE))
+        assert np.array_equal(rung.exact.hits, alone.hits)
         assert np.array_equal(rung.chosen.hits, rung.own["slru"].hits)
-        alone = simulate(TRACE, plain("slru", rung.slots, None), shared)
+        alone = simulate(TRACE, plain("slru", rung.slots), shared)
         assert np.array_equal(rung.shared.hits, alone.hits)
         assert np.array_equal(rung.own_best, ceiling(TRACE, own))
         assert np.array_equal(rung.shared_best, ceiling(TRACE, shared))
 
 
 def test_the_main_policy_is_the_one_asked_for_where_it_is_tried() -> None:
-    assert run_sweep(TRACE, Wanted((8,), ("lru", "slru"), plain, main="lru")).main == "lru"
-    assert run_sweep(TRACE, Wanted((8,), ("lru", "slru"), plain)).main == "slru"
-    assert run_sweep(TRACE, Wanted((8,), ("lfru", "lru"), plain)).main == "lfru"
+    assert run_sweep(TRACE, Wanted((8,), ("lru", "slru"), plain, "lru")).main == "lru"
+    assert run_sweep(TRACE, Wanted((8,), ("lru", "slru"), plain, "slru")).main == "slru"
+    assert run_sweep(TRACE, Wanted((8,), ("lfru", "lru"), plain, "slru")).main == "lfru"
+
+
+def bare(policy: PolicyName, n_slots: int) -> CacheSettings:
+    return CacheSettings(policy)
 
 
 def rounds(n_tokens: int) -> Trace:
@@ -403,7 +394,7 @@ def rounds(n_tokens: int) -> Trace:
 def test_the_curve_bends_at_the_same_slots_whatever_else_is_tried(slots: tuple[int, ...]) -> None:
     """Below 8 recency finds nothing, above nothing is left."""
     curve = (32, 2, 4, 8, 16, 24)
-    found = run_sweep(rounds(ENOUGH_TOKENS), Wanted(slots, ("lru", "lfru"), plain, curve=curve))
+    found = run_sweep(rounds(ENOUGH_TOKENS), Wanted(slots, ("lru", "lfru"), bare, "lru", curve))
     assert bend_of_curve(found) == 8
     assert [rung.slots for rung in found.rungs] == sorted(slots)
     assert list(found.curve) == sorted(curve)
@@ -414,10 +405,10 @@ def test_the_curve_bends_at_the_same_slots_whatever_else_is_tried(slots: tuple[i
 
 def test_a_curve_that_does_not_bend_is_known_by_all_its_experts() -> None:
     ids = np.array([[[n % 16]] for n in range(ENOUGH_TOKENS)], np.uint32)
-    found = run_sweep(trace_of(ids, 16), Wanted((4,), ("lru",), plain, curve=ladder(16, 1)))
+    found = run_sweep(trace_of(ids, 16), Wanted((4,), ("lru",), bare, "lru", ladder(16, 1)))
     assert bend_of_curve(found) == 16
 
 
 def test_a_few_tokens_have_no_curve() -> None:
-    found = run_sweep(rounds(ENOUGH_TOKENS - 1), Wanted((8,), ("lru",), plain, curve=(4, 8, 32)))
+    found = run_sweep(rounds(ENOUGH_TOKENS - 1), Wanted((8,), ("lru",), bare, "lru", (4, 8, 32)))
     assert (bend_of_curve(found), found.curve) == (None, {})

@@ -115,7 +115,7 @@ def test_experts_that_stay_in_their_slots_fit_in_each_layer() -> None:
     curves = LayerCurves.of(rates, "invented")
     layout = SlotLayout(DISCRETE_12, (50_176,) * 3, 64, 8, curves=curves, n_kept=16)
     assert min(layout.largest(2_000_000)) <= 16 < min(layout.largest(6_000_000)) < 20
-    asked = replace(CACHE, expert_resident_selection="frequency", expert_num_resident=60)
+    asked = replace(CACHE, expert_resident_ids=",".join(map(str, range(60))))
     steep = LayerCurves.of(
         np.linspace(0, 1, 129) ** np.linspace(1.0, 0.05, 48)[:, None], "invented"
     )
@@ -176,7 +176,7 @@ def hits_of(trace: Trace, slots: Sequence[int]) -> float:
     """Hits of a cache by default, replayed."""
     header = trace.header
     pools = make_pools(slots, header.span_bytes, header.n_used, "layer")
-    settings = CacheSettings(predictor="token", admission=True, lag=2)
+    settings = CacheSettings("forecast", lag=2)
     return simulate(trace, settings, pools, transfers=Transfers(late=True, n_landing=2)).hit_rate
 
 

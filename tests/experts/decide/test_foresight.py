@@ -9,16 +9,27 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.experts.invented_traces import drifting, trace_of
+from vkmoe.choices import PolicyName
+from vkmoe.experts.decide.foresight import (
+    AHEAD,
+    COPY,
+    COPY_FOR_NEXT,
+    EVERY,
+    LEAST,
+    LIKELY,
+    LOOKED_AT,
+    NEARER,
+    Foresight,
+)
 from vkmoe.experts.decide.keys import DecayedCounts, KeySpace
 from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.decide.residency import NEEDED, Residency
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import TokenTable, Upcoming
-from vkmoe.experts.decide.worth import AHEAD, LIKELY, LOOKED_AT, NEARER, TokenForesight
 from vkmoe.experts.study.replay import simulate
 
 SPACE = KeySpace(2, 8)
-SETTINGS = CacheSettings(admission=True, predictor="token")
+SETTINGS = CacheSettings("forecast")
 A, B, C = 11, 22, 33  # tokens
 USES = {A: (0, 1), B: (2, 3), C: (4, 5)}
 
@@ -35,17 +46,15 @@ def learned(n_times: int = 60) -> TokenTable:
     return table
 
 
-def foresight(settings: CacheSettings = SETTINGS) -> TokenForesight:
-    return TokenForesight(SPACE, DecayedCounts(SPACE.n_keys, 64.0), settings, learned())
+def foresight() -> Foresight:
+    return Foresight(SPACE, DecayedCounts(SPACE.n_keys), SETTINGS, learned())
 
 
 def worth(upcoming: Upcoming) -> list[float]:
     """Of the experts of the first layer; nothing was used of late."""
-    made = foresight()
-    made.expect(upcoming)
-    assert made.worth is not None and (made.worth == made.held_worth).all()
-    assert (made.worth[:8] == made.worth[8:]).all()
-    found: list[float] = made.worth[:8].tolist()
+    values = foresight().expect(upcoming)
+    assert values is not None and (values[:8] == values[8:]).all()
+    found: list[float] = values[:8].tolist()
     return found
 
 
@@ -78,27 +87,38 @@ def test_of_a_long_run_the_first_tokens_are_looked_at() -> None:
 def test_the_more_runs_are_known_the_less_what_is_usual_counts() -> None:
     """It stands for all runs that are not: together they weigh as much as the last that is."""
     found = []
-    for upcoming in (Upcoming(), Upcoming((A,)), Upcoming((A,), (A,)), Upcoming((A,), (A, A))):
+    for upcoming in (Upcoming((A,)), Upcoming((A,), (A,)), Upcoming((A,), (A, A))):
         made = foresight()
         made._counts.use(np.array([6]))
-        made.expect(upcoming)
-        assert made.worth is not None
-        found.append(made.worth[6] / (made._counts.values()[6] * made._share))
+        values = made.expect(upcoming)
+        assert values is not None
+        found.append(values[6] / (made._counts.values()[6] * made._share))
     doubt = 0.5 / 32.5  # an id that was seen so often is believed so far
-    known = [sum(NEARER**i for i in range(n)) for n in range(4)]
-    rest = [sum(NEARER**i for i in range(n, 60)) for n in range(4)]
+    known = [sum(NEARER**i for i in range(n)) for n in range(1, 4)]
+    rest = [sum(NEARER**i for i in range(n, 60)) for n in range(1, 4)]
     assert found == pytest.approx([doubt * a + b for a, b in zip(known, rest, strict=True)])
 
 
-def test_where_nothing_is_known_the_share_of_late_tokens_counts() -> None:
+def test_of_an_unknown_id_the_share_of_late_tokens_counts() -> None:
     made = foresight()
     for _ in range(3):
         made._counts.use(np.array([6, 14]))
         made._counts.advance()
-    for upcoming in (Upcoming(), Upcoming((999,))):
-        made.expect(upcoming)
-        assert made.worth is not None
-        assert np.flatnonzero(made.worth).tolist() == [6, 14]
+    values = made.expect(Upcoming((999,)))
+    assert values is not None and np.flatnonzero(values).tolist() == [6, 14]
+
+
+def test_where_no_id_is_known_experts_have_no_worth_until_use_tells() -> None:
+    """Then a copy must pay for its bytes alone: no token that is soon over speaks for it."""
+    made = foresight()
+    for n in range(EVERY * LEAST):
+        assert made.expect(Upcoming()) is None and made.expect(Upcoming((A,))) is not None, n
+        assert made.toll == COPY_FOR_NEXT
+        keys = np.array([[6, 7], [14, 15]])
+        made._counts.use(keys.ravel())
+        made.after_token(keys)
+        made.learn()
+    assert made.expect(Upcoming()) is not None and made.toll == COPY
 
 
 def cache(**changes: object) -> Residency:
@@ -117,10 +137,9 @@ def run(residency: Residency, token: int, *upcoming: int) -> list[Move]:
     return moves
 
 
-@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
-def test_the_one_worth_least_leaves_whatever_the_policy(policy: str) -> None:
+def test_the_one_worth_least_leaves() -> None:
     """Which experts of two tokens have slots follows from the token that comes."""
-    residency = cache(policy=policy)
+    residency = cache()
     run(residency, A, A)
     assert residency.present[0].nonzero()[0].tolist() == [0, 1]
     assert run(residency, B, A) == [], "what comes next keeps its slots"
@@ -140,6 +159,29 @@ def test_a_long_chunk_that_used_everything_leaves_the_slots_to_what_comes() -> N
     residency.learn()
     moves = residency.decide(upcoming=Upcoming((C,)))
     assert {(move.key, move.victim) for move in moves} == {(4, 0), (5, 1), (12, 8), (13, 9)}
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+def test_another_policy_goes_by_no_token_to_come(policy: PolicyName) -> None:
+    """Each expert that was missed gets a slot, and what is known of tokens stays as it is."""
+    residency = cache(policy=policy)
+    table = residency.token_table
+    assert isinstance(table, TokenTable)
+    before = table.rows().seen.tolist()
+    run(residency, A, A)
+    assert {move.key for move in run(residency, B, A)} == {2, 3, 10, 11}
+    assert table.rows().seen.tolist() == before
+
+
+def test_the_policy_can_change_between_tokens() -> None:
+    """What was learned of tokens is still known when the forecast comes back."""
+    residency = cache()
+    run(residency, A, A)
+    residency.change_policy("lru")
+    assert {move.key for move in run(residency, B, A)} == {2, 3, 10, 11}
+    residency.change_policy("forecast")
+    assert {move.key for move in run(residency, A, A)} == {0, 1, 8, 9}
+    assert run(residency, B, A) == [], "what comes next keeps its slots"
 
 
 def test_what_is_all_but_sure_is_fetched_before_it_is_missed() -> None:
@@ -199,7 +241,7 @@ def test_where_ids_say_nothing_of_routing_no_hits_are_lost_to_them() -> None:
     trace = replace(trace_of(routing, 32), ids=tokens)
     pools = make_pools([8] * 3, trace.header.span_bytes, 4, "layer")
     hits = {}
-    for predictor in ("none", "token"):
-        settings = CacheSettings(admission=True, predictor=predictor)
-        hits[predictor] = simulate(trace, settings, pools).hit_rate
-    assert hits["token"] > hits["none"] - 0.005, hits
+    policies: tuple[PolicyName, ...] = ("slru", "forecast")
+    for policy in policies:
+        hits[policy] = simulate(trace, CacheSettings(policy), pools).hit_rate
+    assert hits["forecast"] > hits["slru"] - 0.005, hits
