@@ -170,13 +170,7 @@ def _hits(trace: Trace, share: float, way: Way, options: argparse.Namespace) -> 
     header, config = trace.header, EngineConfig()
     slots = [max(1, round(share * header.n_experts))] * header.n_layers
     pools = make_pools(slots, header.span_bytes, header.n_used, config.expert_allocation)
-    settings = CacheSettings(
-        policy=config.expert_policy,
-        half_life=config.expert_half_life,
-        admission=config.expert_admission,
-        predictor=config.predictor,
-        lag=way.lag,
-    )
+    settings = CacheSettings(config.expert_policy, lag=way.lag)
     transfers = Transfers()
     if way.late:
         n_bytes = options.budget * sum(header.span_bytes)

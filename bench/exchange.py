@@ -24,7 +24,7 @@ import numpy as np
 from bench.command import command_line, finish, run_main
 from bench.routing import PROMPTS, drifting_trace, prompt_text, record_trace, skewed_trace
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.config import EngineConfig, Pins
+from vkmoe.config import Pins
 from vkmoe.experts.decide.settings import MOST_LANDING, CacheSettings, PoolSpec, make_pools
 from vkmoe.experts.records.report import table
 from vkmoe.experts.records.trace import Trace, joined
@@ -43,7 +43,7 @@ MANY_LAYERS = {
 }
 FEW_SPARES = (0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
 HOMELESS = (0.1, 0.25)  # of the experts: how many the pinned way keeps on the device
-WEIGHED = CacheSettings(admission=True, predictor=EngineConfig().predictor, lag=2)
+WEIGHED = CacheSettings("forecast", lag=2)
 BESIDE = Transfers(late=True, n_landing=MOST_LANDING)
 
 

@@ -41,10 +41,7 @@ from vkmoe.llm import LLM
 TEXTS, CONTEXT = (*PROMPTS, *OTHERS), 1024
 SLOTS = (8, 12, 16, 20)  # of a layer, on average
 BEGIN, REPLY, FILLING = 500, 500, 50  # tokens; those of the reply that fill the cache do not count
-DEFAULT, BESIDE = (
-    CacheSettings(predictor="token", admission=True, lag=2),
-    Transfers(True, MOST_LANDING),
-)
+DEFAULT, BESIDE = CacheSettings("forecast", lag=2), Transfers(True, MOST_LANDING)
 HALF_LIFE = 64.0  # tokens, of the counts of a profile
 
 

@@ -28,13 +28,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.engine.tiny import mixed_model, model_path
+from vkmoe.choices import PolicyName
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import GpuError, UsageError
@@ -52,9 +53,7 @@ LIMIT_S = 300  # of one case; then all stacks are printed
 RESIDENTS: dict[str, dict[str, Any]] = {
     "none": {"moe_warmpin": 0},
     "warmpin": {"moe_warmpin": 2, "moe_warmpin_after": 8},
-    "first_n": {"expert_resident_selection": "first_n", "expert_num_resident": 1},
-    "frequency": {"expert_resident_selection": "frequency", "expert_warmup_tokens": 12},
-    "manual": {"expert_resident_ids": "1"},
+    "named": {"expert_resident_ids": "1"},
 }
 LINKS = ("unknown", "fast", "slow")
 COPIES = ("wait", "overlap", "late", "failing", "late and failing", "always failing")
@@ -130,12 +129,10 @@ def draw(seed: int, facts: ModelFacts) -> Case:
     options: dict[str, Any] = {
         "executor": "stepped" if pool else rng.choice(["fused", "stepped"]),
         "host_pool": str(pool) if pool else None,
-        "expert_predictor": rng.choice(["token", "correlation", "previous", "frequency", "none"]),
+        "moe_predict_prefetch": rng.choice([None, False]),
         "miss": rng.choice(["read", "gather", "auto"]),
-        "expert_policy": rng.choice(["lru", "slru", "lfru"]),
+        "expert_policy": rng.choice(["forecast", *get_args(PolicyName)]),
         "expert_allocation": rng.choice(["layer", "layer", "global"]),
-        "expert_half_life": rng.choice([1.0, 8.0, 64.0]),
-        "expert_admission": rng.random() < 0.5,
     }
     if slots is not None:
         options["expert_slots"] = slots

@@ -6,43 +6,21 @@ from typing import Any
 
 import pytest
 
-from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
+from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.option_fields import environment_name
 
 from .conftest import FakeLLM, Run
 
+DEFAULT = EngineConfig().expert_policy
 CONTRADICTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"expert_cache": "1GiB", "expert_slots": 3}, ["--expert-cache", "--expert-slots"]),
     *(
         (
-            {"expert_resident_ids": "1,2", "expert_resident_selection": selection},
-            ["--expert-resident-ids", f"--expert-resident-selection {selection}"],
+            {"expert_policy": policy, "moe_predict_prefetch": True},
+            ["--moe-predict-prefetch", f"--expert-policy {policy}"],
         )
-        for selection in ("first_n", "frequency")
-    ),
-    ({"expert_num_resident": 3}, ["--expert-num-resident 3", "--expert-resident-selection"]),
-    (
-        {"expert_resident_selection": "manual"},
-        ["--expert-resident-selection manual", "--expert-resident-ids"],
-    ),
-    (
-        {"expert_resident_selection": "manual", "expert_num_resident": 2},
-        ["--expert-resident-selection manual", "--expert-resident-ids"],
-    ),
-    *(
-        (
-            {"expert_resident_ids": "1,2,2", "expert_num_resident": 3, **more},
-            ["--expert-num-resident 3", "2 experts", "--expert-resident-ids"],
-        )
-        for more in ({}, {"expert_resident_selection": "manual"})
-    ),
-    *(
-        (
-            {"expert_predictor": predictor, "moe_predict_prefetch": predictor == "none"},
-            [f"--expert-predictor {predictor}", f"--{off}moe-predict-prefetch"],
-        )
-        for predictor, off in (("previous", "no-"), ("correlation", "no-"), ("none", ""))
+        for policy in ("lru", "slru", "lfru")
     ),
 ]
 
@@ -75,14 +53,9 @@ def test_contradictions_name_both_flags(
 @pytest.mark.parametrize(
     "asked",
     [
-        {"expert_resident_ids": "1,2"},
-        {"expert_resident_ids": "1,2,2", "expert_num_resident": 2},
-        {"expert_resident_ids": "1,2", "expert_resident_selection": "manual"},
-        {"expert_resident_selection": "first_n"},
-        {"expert_resident_selection": "frequency", "expert_num_resident": 5},
-        {"expert_slots": 3, "moe_warmpin": 2, "expert_resident_selection": "first_n"},
-        {"expert_predictor": "none", "moe_predict_prefetch": False},
-        {"expert_predictor": "frequency", "moe_predict_prefetch": True},
+        {"expert_resident_ids": "1,2", "moe_warmpin": 2, "expert_slots": 9},
+        {"expert_policy": "lru", "moe_predict_prefetch": False},
+        {"expert_policy": "forecast", "moe_predict_prefetch": True},
     ],
 )
 def test_what_goes_together(asked: dict[str, Any]) -> None:
@@ -106,23 +79,27 @@ def test_the_command_line_beats_the_variable_of_its_rival(run: Run, fake: type[F
 
 
 @pytest.mark.parametrize(
-    ("flags", "variables", "predictor"),
+    ("flags", "variables", "policy", "prefetch"),
     [
-        (["--expert-predictor", "correlation"], {"MOE_PREDICT_PREFETCH": "0"}, "correlation"),
-        (["--no-moe-predict-prefetch"], {"EXPERT_PREDICTOR": "correlation"}, "none"),
-        (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "none"}, DEFAULT_PREDICTOR),
-        (["--moe-predict-prefetch"], {"EXPERT_PREDICTOR": "frequency"}, "frequency"),
-        ([], {"MOE_PREDICT_PREFETCH": "1"}, DEFAULT_PREDICTOR),
-        ([], {}, DEFAULT_PREDICTOR),
+        (["--expert-policy", "lru"], {"MOE_PREDICT_PREFETCH": "1"}, "lru", None),
+        (["--moe-predict-prefetch"], {"EXPERT_POLICY": "lru"}, DEFAULT, True),
+        (["--no-moe-predict-prefetch"], {"EXPERT_POLICY": "lru"}, "lru", False),
+        ([], {"MOE_PREDICT_PREFETCH": "1"}, DEFAULT, True),
+        ([], {}, DEFAULT, None),
     ],
 )
 def test_what_guesses_follows_the_command_line_first(
-    run: Run, fake: type[FakeLLM], flags: list[str], variables: dict[str, str], predictor: str
+    run: Run,
+    fake: type[FakeLLM],
+    flags: list[str],
+    variables: dict[str, str],
+    policy: str,
+    prefetch: bool | None,
 ) -> None:
     given = {"VKMOE_" + name: value for name, value in variables.items()}
     assert run("generate", "-p", "x", *flags, **given).code == 0
     made = fake.calls[0]["config"]
-    assert made.predictor == predictor
+    assert (made.expert_policy, made.moe_predict_prefetch) == (policy, prefetch)
 
 
 def test_slots_have_two_names(run: Run, fake: type[FakeLLM]) -> None:
@@ -139,7 +116,6 @@ def test_slots_have_two_names(run: Run, fake: type[FakeLLM]) -> None:
         ({"expert_policy": None}, "expert_policy is None"),
         ({"expert_policy": ["lru"]}, r"expert_policy is \['lru'\]"),
         ({"expert_allocation": "LAYER"}, "expert_allocation is 'LAYER'"),
-        ({"expert_resident_selection": "all"}, "expert_resident_selection is 'all'"),
         ({"cache_type_k": "f64"}, "cache_type_k is 'f64'"),
         ({"expert_cache": 5}, "expert_cache is 5, not text"),
         ({"expert_cache": "lots"}, "--expert-cache: 'lots' is not a size"),
@@ -147,14 +123,12 @@ def test_slots_have_two_names(run: Run, fake: type[FakeLLM]) -> None:
         ({"executor": "both"}, "executor is 'both'"),
         ({"miss": "cpu"}, "miss is 'cpu'"),
         ({"promote_on_read": 1}, "promote_on_read is 1"),
-        ({"expert_admission": None}, "expert_admission is None"),
         ({"moe_predict_prefetch": "off"}, "moe_predict_prefetch is 'off'"),
         ({"expert_resident_ids": (1, 2)}, r"expert_resident_ids is \(1, 2\), not text"),
         ({"expert_resident_ids": "1,x"}, "--expert-resident-ids: in '1,x', 'x' is not"),
         ({"expert_slots": 0}, "expert_slots is 0, must be at least 1"),
         ({"moe_warmpin": -1}, "moe_warmpin is -1"),
         ({"moe_warmpin": 1.0}, "moe_warmpin is 1.0, not a whole number"),
-        ({"expert_half_life": 0.5}, "expert_half_life is 0.5"),
     ],
 )
 def test_values_made_in_python_are_checked(asked: dict[str, Any], words: str) -> None:
@@ -167,7 +141,7 @@ def test_choices_are_all_named() -> None:
     asked: Any = {"expert_policy": "fifo"}
     with pytest.raises(UsageError) as caught:
         EngineConfig(**asked)
-    assert caught.value.hint == "use lru, slru or lfru"
+    assert caught.value.hint == "use lru, slru, lfru or forecast"
 
 
 @pytest.mark.parametrize("text", ["LFRU", " lfru", "Lfru "])

@@ -74,8 +74,8 @@ def test_a_start_with_all_experts_on_the_device_says_nothing(
             ["4 experts of --expert-resident-ids", "3 slots"],
         ),
         (
-            ["--expert-slots", "8", "--expert-resident-selection", "first_n", "--moe-warmpin", "2"],
-            ["--moe-warmpin 2", "--expert-resident-selection", "8"],
+            ["--expert-slots", "8", "--expert-resident-ids", "1,2,3,4", "--moe-warmpin", "2"],
+            ["--moe-warmpin 2", "--expert-resident-ids", "8"],
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_misses_that_cross_a_bus_have_where_to_land(run: Run, card: None) -> Non
 def test_options_without_effect_are_told(run: Run) -> None:
     said = "all 32 experts of each layer are on the device: --miss has no effect"
     assert run("info", "--miss", "gather").out.splitlines()[-1] == said
-    asked = ("--miss", "gather", "--expert-predictor", "previous", "--host-pool", "8MiB")
+    asked = ("--miss", "gather", "--expert-policy", "lru", "--host-pool", "8MiB")
     assert run("info", *asked).out.splitlines()[-1] == "no expert has a slot: --miss has no effect"
     assert "effect" not in run("info", "--miss", "gather", "--expert-slots", "8").out
 

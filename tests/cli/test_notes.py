@@ -135,29 +135,25 @@ def notes(plan: MemoryPlan, **asked: Any) -> list[str]:
 @pytest.mark.parametrize("plan", [CACHED, RESIDENT, AT_HOME, DENSE])
 def test_defaults_need_no_note(plan: MemoryPlan) -> None:
     assert notes(plan) == []
-    assert notes(plan, expert_policy="slru", expert_stats="s.txt", ctx_size=9) == []
+    assert notes(plan, expert_policy="forecast", expert_stats="s.txt", ctx_size=9) == []
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({"expert_policy": "lru"}, "--expert-policy has no effect"),
-        ({"moe_warmpin": 0, "expert_half_life": 9.0}, "--expert-half-life and --moe-warmpin have"),
+        ({"moe_warmpin": 0, "expert_policy": "lru"}, "--expert-policy and --moe-warmpin have"),
         (
             {"expert_allocation": "global", "moe_warmpin": 1, "expert_resident_ids": "1"},
             "--expert-allocation, --moe-warmpin and --expert-resident-ids have no effect",
         ),
         (
-            {"expert_resident_selection": "frequency", "expert_warmup_tokens": 3},
-            "--expert-resident-selection and --expert-warmup-tokens have no effect",
+            {"promote_on_read": True, "miss": "gather"},
+            "--miss and --promote-on-read have no effect",
         ),
         (
-            {"expert_predictor": "frequency", "promote_on_read": True, "miss": "gather"},
-            "--miss, --promote-on-read and --expert-predictor have no effect",
-        ),
-        (
-            {"expert_admission": False, "moe_predict_prefetch": False, "expert_copies": "wait"},
-            "--no-moe-predict-prefetch, --no-expert-admission and --expert-copies have no effect",
+            {"moe_predict_prefetch": False, "expert_copies": "wait"},
+            "--no-moe-predict-prefetch and --expert-copies have no effect",
         ),
     ],
 )
@@ -191,8 +187,7 @@ def test_a_pool_without_all_experts_says_so_and_lets_a_predictor_work() -> None:
     said = (
         "host pool, 40 of 64 experts, 3.0 MiB (as --host-pool); the executor is stepped: it reads"
     )
-    asked: Any = {"expert_policy": "lru", "expert_half_life": 9.0}
-    assert notes(plan, expert_predictor="frequency", moe_predict_prefetch=True, **asked) == [said]
+    assert notes(plan, expert_policy="lru") == notes(plan, moe_predict_prefetch=True) == [said]
     assert notes(plan, miss="gather")[1] == "no expert has a slot: --miss has no effect"
 
 
@@ -207,40 +202,21 @@ def test_only_a_model_without_experts_has_no_router_to_stop_at() -> None:
     assert not any(notes(plan, executor="stepped") for plan in (RESIDENT, CACHED, AT_HOME))
 
 
-def test_a_profile_is_counted_with_the_half_life_wherever_experts_are() -> None:
-    assert notes(RESIDENT, expert_half_life=9.0, expert_profile="p.npz") == []
-
-
-def test_a_warm_up_needs_the_selection_by_frequency() -> None:
-    (line,) = notes(CACHED, expert_warmup_tokens=5)
-    assert "frequency: --expert-warmup-tokens has no effect" in line
-    more: Any = {"expert_resident_selection": "frequency", "expert_num_resident": 2}
-    assert notes(CACHED, expert_warmup_tokens=5, **more) == []
-    assert notes(CACHED, expert_policy="lru", moe_warmpin=2, expert_half_life=9.0) == []
+def test_choices_for_what_moves_need_no_note() -> None:
+    assert notes(CACHED, expert_policy="lru", moe_warmpin=2) == []
 
 
 def test_where_nobody_is_pinned_there_is_no_time_for_it() -> None:
-    assert notes(CACHED, moe_warmpin=0, moe_warmpin_after=5, expert_warmup_tokens=5) == [
-        "without --expert-resident-selection frequency: --expert-warmup-tokens has no effect",
+    assert notes(CACHED, moe_warmpin=0, moe_warmpin_after=5) == [
         "with --moe-warmpin 0: --moe-warmpin-after has no effect",
     ]
     assert notes(CACHED, moe_warmpin_after=5) == notes(CACHED, moe_warmpin=0) == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "begin"),
-    [
-        ({"expert_resident_selection": "first_n"}, "--expert-resident-selection takes all 8 slots"),
-        (
-            {"expert_resident_selection": "frequency"},
-            "--expert-resident-selection takes all 8 slots of a layer after 4096 tokens",
-        ),
-        ({"expert_resident_ids": "1,2,3,4,5,6,7,8"}, "--expert-resident-ids takes all 8 slots"),
-    ],
-)
-def test_residents_in_all_slots_of_a_layer(asked: dict[str, Any], begin: str) -> None:
-    (line,) = notes(CACHED, **asked)
-    assert line.startswith(begin) and line.endswith("no slot is left to follow the text")
+def test_residents_in_all_slots_of_a_layer() -> None:
+    (line,) = notes(CACHED, expert_resident_ids="1,2,3,4,5,6,7,8")
+    assert line.startswith("--expert-resident-ids takes all 8 slots of a layer")
+    assert line.endswith("no slot is left to follow the text")
 
 
 def test_named_experts_may_leave_a_slot() -> None:
@@ -250,9 +226,7 @@ def test_named_experts_may_leave_a_slot() -> None:
 
 def test_residents_that_leave_a_slot() -> None:
     for n_resident, n_notes in ((7, 0), (8, 1)):
-        asked: Any = {
-            "expert_resident_selection": "first_n", "expert_num_resident": n_resident
-        }  # fmt: skip
+        asked: Any = {"expert_resident_ids": ",".join(map(str, range(n_resident)))}
         assert len(notes(CACHED, **asked)) == n_notes
         assert notes(CACHED, expert_allocation="global", **asked) == [], "9 and 8 shared by two"
 

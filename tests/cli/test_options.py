@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.core import TyperOption
 
+from vkmoe.choices import POLICIES_IN_WORDS, PolicyName
 from vkmoe.cli.app import root
-from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig, SamplingConfig
+from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.option_fields import environment_name, flags_of, long_flag
 
 from .conftest import FakeLLM, Run
@@ -36,20 +37,14 @@ GIVEN: dict[str, tuple[str, Any, str | None]] = {
     "expert_slots": ("9", 9, "0"),
     "expert_policy": ("lfru", "lfru", "fifo"),
     "expert_allocation": ("Global", "global", "both"),
-    "expert_half_life": ("12.5", 12.5, "0"),
     "moe_warmpin": ("0", 0, "-1"),
     "moe_warmpin_after": ("5", 5, "0"),
-    "expert_resident_selection": (" first_n", "first_n", "first"),
-    "expert_num_resident": ("3", 3, "0"),
-    "expert_warmup_tokens": ("6", 6, "1.5"),
     "expert_resident_ids": ("1, 2,,3", "1, 2,,3", "1,two"),
     "host_pool": ("8 GiB", "8 GiB", "0"),
     "executor": ("Stepped", "stepped", "cut"),
     "miss": ("gather", "gather", "wait"),
     "promote_on_read": ("Disabled", False, "2"),
-    "expert_predictor": ("correlation", "correlation", "oracle"),
     "moe_predict_prefetch": ("off", False, "maybe"),
-    "expert_admission": ("no", False, "never"),
     "expert_copies": ("wait", "wait", "later"),
     "expert_profile": ("uses.npz", "uses.npz", None),
     "expert_stats": ("stats.txt", "stats.txt", None),
@@ -192,17 +187,11 @@ def test_malformed_variables_of_the_commands_own_options(
     assert f"VKMOE_{name}" in done.err.splitlines()[0]
 
 
-def test_the_help_names_the_predictor_that_is_the_default() -> None:
-    (item,) = (item for item in FIELDS if item.name == "expert_predictor")
-    assert f" Default: {DEFAULT_PREDICTOR}, which" in item.metadata["help"]
-
-
-def test_experts_are_guessed_unless_that_is_unwanted() -> None:
-    for switch in (None, True):
-        assert EngineConfig(moe_predict_prefetch=switch).predictor == DEFAULT_PREDICTOR
-        asked = EngineConfig(expert_predictor="frequency", moe_predict_prefetch=switch)
-        assert asked.predictor == "frequency"
-    assert EngineConfig(moe_predict_prefetch=False).predictor == "none"
+def test_the_help_describes_every_policy() -> None:
+    (item,) = (item for item in FIELDS if item.name == "expert_policy")
+    assert tuple(POLICIES_IN_WORDS) == get_args(PolicyName)
+    for name, words in POLICIES_IN_WORDS.items():
+        assert f"{words} ({name})" in item.metadata["help"]
 
 
 def test_every_option_has_its_variable_and_its_help() -> None:

@@ -13,27 +13,24 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from tests.engine.tiny import model_path
 from tests.experts.invented_traces import drifting, header, trace_of
-from tests.experts.pins import first_n, most_used, named, warm
-from vkmoe.choices import SlotSharing
-from vkmoe.config import DEFAULT_PREDICTOR, EngineConfig
+from tests.experts.pins import named, warm
+from vkmoe.choices import PolicyName, SlotSharing
+from vkmoe.config import EngineConfig
 from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.records.trace import Trace, TraceWriter
 from vkmoe.experts.study.replay import Transfers, simulate
 
 from .conftest import Run
 
+DEFAULT = EngineConfig().expert_policy
 TRACE = trace_of(drifting(120, 3, 16, 4), 16, n_prompt=40)
-
-
-# What the engine does besides without being asked.
-MOVING: dict[str, Any] = {"admission": True, "predictor": DEFAULT_PREDICTOR}
 
 
 def write(path: Path, trace: Trace = TRACE, salt: bytes = b"salt") -> str:
@@ -81,12 +78,11 @@ def percent(values: dict[str, Any]) -> str:
 def test_values_are_those_of_the_simulator_with_the_engines_defaults(run: Run, path: str) -> None:
     found = document(run, path)
     assert (found["n_experts"], found["n_used"], found["n_tokens"]) == (16, 4, 120)
-    assert (found["n_prompt_tokens"], found["main_policy"]) == (40, "slru")
+    assert (found["n_prompt_tokens"], found["main_policy"]) == (40, DEFAULT)
     assert [rung["slots"] for rung in found["slots"]] == [4, 8, 12, 16]
-    default = EngineConfig()
     for rung in found["slots"][:-1]:
         slots = [rung["slots"]] * 3
-        choices = CacheSettings("slru", default.expert_half_life, **MOVING)
+        choices = CacheSettings(DEFAULT)
         shared = rung["global"]["chosen"]
         kinds: dict[SlotSharing, Any] = {"layer": rung["chosen"], "global": shared}
         for allocation, values in kinds.items():
@@ -98,8 +94,8 @@ def test_values_are_those_of_the_simulator_with_the_engines_defaults(run: Run, p
             assert values["read_bytes_per_token"] == pytest.approx(result.read_bytes)
             n_missed = 120 * 4 * 3 - result.layer_hits.sum()
             assert sum(values["misses"].values()) == n_missed
-    everything = found["slots"][-1]["layer"] | found["slots"][-1]["predictors"]
-    assert {item["hit_rate"] for item in everything.values()} == {1.0}
+    everything = [*found["slots"][-1]["layer"].values(), found["slots"][-1]["exact"]]
+    assert {item["hit_rate"] for item in everything} == {1.0}
 
 
 def test_the_best_is_above_every_policy(run: Run, path: str) -> None:
@@ -107,7 +103,7 @@ def test_the_best_is_above_every_policy(run: Run, path: str) -> None:
         for results in (rung["layer"], rung["global"]):
             best = results["belady"]["hit_rate"]
             assert all(values["hit_rate"] <= best for values in results.values())
-        assert set(rung["layer"]) == {"belady", "lru", "slru", "lfru"}
+        assert set(rung["layer"]) == {"belady", *get_args(PolicyName)}
 
 
 def test_the_table_says_the_same(run: Run, path: str) -> None:
@@ -116,18 +112,16 @@ def test_the_table_says_the_same(run: Run, path: str) -> None:
     lines = done.out.splitlines()
     assert lines[0] == "invented: 3 MoE layers, 4 of 16 experts per token"
     assert lines[1] == "120 tokens: 40 of prompts, 80 of replies"
-    policies, predictors, chosen = map(rows, done.out.split("\n\n")[1:4])
+    policies, chosen = map(rows, done.out.split("\n\n")[1:3])
     for rung in found["slots"]:
         n, best, share = rung["slots"], rung["layer"]["belady"], rung["slots"] / 16
-        by_policy = [rung["layer"][name] for name in ("lru", "slru", "lfru")]
-        assert policies[n] == [f"{100 * share:.0f} %", *map(percent, [*by_policy, best])]
-        assert predictors[n] == [*map(percent, [*rung["predictors"].values(), best])]
+        columns = [*(rung["layer"][name] for name in get_args(PolicyName)), rung["exact"], best]
+        assert policies[n] == [f"{100 * share:.0f} %", *map(percent, columns)]
         sizes = [f"{rung['chosen'][f'{name}_bytes_per_token'] / 1024:.1f} KiB"
                  for name in ("read", "copied")]  # fmt: skip
         hits = [percent(rung["chosen"]), percent(rung["global"]["chosen"])]
         assert chosen[n] == [*hits, *sizes]
-    assert list(rung["predictors"]) == ["none", "frequency", "previous", "correlation", "exact"]
-    assert "No token predictor: these traces do not name" in done.out
+    assert "These traces do not name their tokens" in done.out
     assert "* twice the experts" in done.out and "  *   8  " in done.out
     assert done.err == ""
     assert "*" not in run("simulate", path, "--slots", "9").out
@@ -150,7 +144,7 @@ def test_the_suggestion_is_the_same_whatever_sizes_are_tried(run: Run, long_path
     assert bend == whole["bend_of_curve"] == 8
     for slots in ("8", "15,16"):
         text = " ".join(run("simulate", path, "--slots", slots).out.split())
-        rate = f"{100 * by_slots[bend]:.0f} % hits with slru, by frequency of use"
+        rate = f"{100 * by_slots[bend]:.0f} % hits with {DEFAULT}"
         assert f"Suggested by this trace: --expert-slots 8 (23.4 KiB), {rate}." in text
 
 
@@ -158,8 +152,7 @@ def test_without_a_bend_none_is_suggested(run: Run, long_path: str) -> None:
     """Experts in turn: recency is of no use until all have a slot."""
     ids = np.array([[[n % 16]] for n in range(60)], np.uint32)
     path = write(Path(long_path), trace_of(ids, 16))
-    done = run("simulate", path, "--moe-warmpin", "0", "--policy", "lru", "--slots", "4",
-               "--no-expert-admission", "--no-moe-predict-prefetch")  # fmt: skip
+    done = run("simulate", path, "--moe-warmpin", "0", "--policy", "lru", "--slots", "4")
     assert "No number of slots stands out" in done.out and "Suggested" not in done.out
 
 
@@ -179,7 +172,7 @@ def test_the_engines_variables_are_read(run: Run, path: str) -> None:
                VKMOE_EXPERT_POLICY="lfru", VKMOE_MOE_WARMPIN="2")  # fmt: skip
     assert json.loads(done.out) == plain
     assert plain["main_policy"] == "lfru"
-    assert set(plain["slots"][0]["layer"]) == {"belady", "lru", "slru", "lfru"}
+    assert set(plain["slots"][0]["layer"]) == {"belady", *get_args(PolicyName)}
     assert list(plain["slots"][0]["global"]) == ["belady", "chosen"]
 
 
@@ -204,28 +197,14 @@ def test_options_without_effect_are_told_unless_quiet(run: Run, path: str) -> No
 
 
 def test_options_of_the_cache_reach_it(run: Run, path: str) -> None:
-    fixed = ("--slots", "8", "--policy", "slru", "--moe-warmpin", "0")
+    fixed = ("--slots", "8", "--policy", "slru", "--expert-policy", "slru", "--moe-warmpin", "0")
     plain = document(run, path, *fixed)
     changed = {
-        ("--expert-half-life", "2"): CacheSettings("slru", 2.0, **MOVING),
-        ("--moe-warmpin", "4", "--moe-warmpin-after", "3"): CacheSettings(
-            "slru", EngineConfig().expert_half_life, (warm(4, 3),), **MOVING
-        ),
-        ("--expert-resident-ids", "3,,9"): CacheSettings(
-            "slru", pins=(named(3, 9),), **MOVING
-        ),
-        ("--expert-resident-selection", "first_n", "--expert-num-resident", "5"): CacheSettings(
-            "slru", pins=(first_n(5),), **MOVING
-        ),
-        ("--expert-resident-selection", "frequency", "--expert-num-resident", "5",
-         "--expert-warmup-tokens", "20"): CacheSettings(
-            "slru", pins=(most_used(5, 20),), **MOVING
-        ),
-        ("--moe-warmpin", "0", "--no-moe-predict-prefetch"): CacheSettings(
-            "slru", **(MOVING | {"predictor": "none"})
-        ),
-        ("--no-expert-admission",): CacheSettings("slru", **(MOVING | {"admission": False})),
-    }  # fmt: skip
+        ("--moe-warmpin", "4", "--moe-warmpin-after", "3"): CacheSettings("slru", (warm(4, 3),)),
+        ("--expert-resident-ids", "3,,9"): CacheSettings("slru", (named(3, 9),)),
+        ("--policy", "lru"): CacheSettings("lru"),
+        ("--policy", "forecast", "--expert-policy", "forecast"): CacheSettings("forecast"),
+    }
     pools = make_pools([8] * 3, TRACE.header.span_bytes, 4, "layer")
     for words, choices in changed.items():
         found = document(run, path, *fixed, *words)
@@ -239,7 +218,7 @@ def test_copies_can_be_late_and_experts_land_while_they_are_read(run: Run, path:
              "--promote-on-read")  # fmt: skip
     found = document(run, path, *words)["slots"][0]
     pools = make_pools([8] * 3, TRACE.header.span_bytes, 4, "layer")
-    choices = CacheSettings("slru", lag=2, **MOVING)
+    choices = CacheSettings(DEFAULT, lag=2)
     result = simulate(TRACE, choices, pools, transfers=Transfers(late=True, n_landing=2))
     assert found["chosen"]["hits_per_layer"] == result.layer_hits.tolist()
     assert found["chosen"]["n_landed"] == result.n_landed > 0
@@ -256,11 +235,11 @@ def test_traces_that_name_their_tokens_tell_what_knowing_them_is_worth(
     (other,) = document(run, write(tmp_path / "o.jsonl", named, b"p"), "--slots", "6")["slots"]
     assert eight == other
     pools = make_pools([6] * 3, TRACE.header.span_bytes, 4, "layer")
-    chosen = simulate(named, CacheSettings("slru", **MOVING), pools)
+    chosen = simulate(named, CacheSettings(DEFAULT), pools)
     assert eight["chosen"]["hits_per_layer"] == chosen.layer_hits.tolist()
-    rates = {name: values["hit_rate"] for name, values in eight["predictors"].items()}
-    assert rates["none"] < rates["token"] <= rates["exact"]
-    assert "token" in run("simulate", str(tmp_path / "n.jsonl"), "--slots", "6").out
+    rates = {name: values["hit_rate"] for name, values in eight["layer"].items()}
+    assert rates["slru"] < rates["forecast"] <= eight["exact"]["hit_rate"]
+    assert "do not name" not in run("simulate", str(tmp_path / "n.jsonl"), "--slots", "6").out
 
 
 def test_slots_and_policies_can_be_chosen(run: Run, path: str) -> None:
@@ -288,9 +267,8 @@ def test_several_traces_are_one_run(run: Run, tmp_path: Path) -> None:
     first = trace_of(TRACE.routing[:50], 16, 10)
     second = trace_of(TRACE.routing[50:], 16)
     paths = [write(tmp_path / "1.jsonl", first), write(tmp_path / "2.jsonl", second)]
-    alone = ("--expert-predictor", "none")  # guesses begin anew with each
-    found = document(run, *paths, *alone)
-    whole = document(run, write(tmp_path / "whole.jsonl"), *alone)
+    found = document(run, *paths)
+    whole = document(run, write(tmp_path / "whole.jsonl"))
     assert (found["n_sequences"], found["n_prompt_tokens"], found["n_tokens"]) == (2, 10, 120)
     for ours, theirs in zip(found["slots"], whole["slots"], strict=True):
         assert ours["layer"]["lru"]["hits_per_layer"] == theirs["layer"]["lru"]["hits_per_layer"]
@@ -326,9 +304,7 @@ def test_a_trace_cut_short_is_used_with_a_note(run: Run, path: str) -> None:
         (("PATH", "--slots", " , "), 2, "names none"),
         (("PATH", "--policy", "fifo"), 2, "'fifo' is not possible"),
         (("PATH", "--policy", ","), 2, "names none"),
-        (("PATH", "--expert-half-life", "0"), 2, "--expert-half-life"),
         (("PATH", "--expert-resident-ids", "99"), 2, "expert 99"),
-        (("PATH", "--expert-num-resident", "3"), 2, "--expert-resident-selection"),
         (("PATH", "--slots", "2", "--expert-resident-ids", "1,2,3"), 2, "do not fit"),
         (("PATH", "--plot", "x.txt"), 2, "not a picture"),
         (("PATH", "--plot", "/nowhere/x.png"), 1, "no folder"),

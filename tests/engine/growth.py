@@ -29,7 +29,7 @@ STATUS, OPEN_FILES = Path("/proc/self/status"), Path("/proc/self/fd")
 POOL_SHARE = 0.4  # of all experts
 # Whatever is missed gets a slot, so that experts come and go all the time.
 COPIED: dict[str, Any] = {
-    "expert_copies": "overlap", "promote_on_read": False, "expert_admission": False,
+    "expert_copies": "overlap", "promote_on_read": False, "expert_policy": "lru",
 }  # fmt: skip
 KEPT = {**COPIED, "promote_on_read": True}
 WAYS: dict[str, dict[str, Any]] = {"plain": {}, "overlap": COPIED, "kept": KEPT, "pool": KEPT}

@@ -111,8 +111,8 @@ def test_a_cache_tells_what_it_did_before_and_after_pinning(stats: Path) -> None
     assert all(len(layer["pinned"]) == 2 for layer in found["layers"]), "half of the slots"
     cache = found["cache"]
     assert cache["n_uploads"] > 0 < cache["upload_bytes"] and cache["missed_bytes"] > 0
-    assert (found["policy"], found["slots"], found["coverage"]) == ("slru", [4, 4], 0.5)
-    assert "policy slru, 4 slots per layer (coverage 50.0 %)" in stats.read_text()
+    assert (found["policy"], found["slots"], found["coverage"]) == ("forecast", [4, 4], 0.5)
+    assert "policy forecast, 4 slots per layer (coverage 50.0 %)" in stats.read_text()
 
 
 @pytest.mark.parametrize("guesses", [False, True])

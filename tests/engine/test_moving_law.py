@@ -1,6 +1,6 @@
 """However experts move, the answer is the same to the bit: every pair of ways meets here.
 
-Executor, slots, predictor, how a miss is served, promotion, size of the host pool, and copies that
+Executor, slots, policy, how a miss is served, promotion, size of the host pool, and copies that
 come late or fail. Slots that nobody may read hold NaN, and contradictions are looked for after
 every token.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.covers import Row, covering_rows, pairs
 from tests.engine.tiny import mixed_model, model_path
 from tests.experts.rig import DelayedUploads
+from vkmoe.choices import PolicyName
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -40,7 +41,7 @@ N_TOKENS = 14
 FACTORS: dict[str, tuple[Any, ...]] = {
     "executor": ("fused", "stepped"),
     "slots": ("one", "top-k", "half", "all but one"),
-    "predictor": ("token", "previous", "correlation", "frequency", "none"),
+    "policy": get_args(PolicyName),
     "miss": ("read", "gather"),
     "promote": (False, True),
     "pool": ("all", "exchange", "half", "top-k"),
@@ -137,7 +138,7 @@ def config_of(row: Row, layout: SlotLayout) -> EngineConfig:
         ctx_size=32,
         executor=asked["executor"],
         expert_slots=n_slots,
-        expert_predictor=asked["predictor"],
+        expert_policy=asked["policy"],
         miss=asked["miss"],
         promote_on_read=asked["promote"],
         host_pool=host_pool(asked["pool"], n_slots, layout),
@@ -251,7 +252,7 @@ def test_what_landed_is_its_home_byte_for_byte(
 ) -> None:
     """When an expert keeps its landing slot, every byte of its weights is there."""
     config = EngineConfig(
-        ctx_size=32, expert_slots=2, promote_on_read=True, miss=miss, expert_admission=False
+        ctx_size=32, expert_slots=2, promote_on_read=True, miss=miss, expert_policy="lru"
     )
     kept: list[int] = []
     real = Landings.keep

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, recache, rows
 from tests.engine.tiny import mixed_model
-from tests.experts.pins import first_n, most_used, named, warm
+from tests.experts.pins import named, warm
 from tests.experts.rig import DelayedUploads
 from vkmoe.choices import PolicyName
 from vkmoe.config import EngineConfig
@@ -28,7 +28,7 @@ from vkmoe.llm import demo_model_path
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 N_TOKENS = 15
 
 
@@ -60,7 +60,7 @@ def wanted(model: Path) -> Rows:
 
 def policy_of(slots: int, residents: int) -> PolicyName:
     """For the nth number of slots and kind of residents: so chosen that all pairs meet."""
-    return POLICIES[(slots + residents) % 3]
+    return POLICIES[(slots + residents) % len(POLICIES)]
 
 
 def choices(n_slots: int) -> list[dict[str, Any]]:
@@ -69,8 +69,7 @@ def choices(n_slots: int) -> list[dict[str, Any]]:
     return [
         {},
         {"pins": (warm(2, 6),)},
-        {"pins": (first_n(few),)},
-        {"pins": (most_used(n_slots, 8),)},
+        {"pins": (named(*range(few)),)},
         {"pins": (named(*(5, 2, 7)[:few]),)},
     ]
 
@@ -120,7 +119,7 @@ def test_copies_that_arrive_late_do_not_matter(
     """A slow second queue: copies land tokens later, and until then the slots hold NaN."""
     engine, _ = cached
     uploads = DelayedUploads(Uploads(engine.device), delay)
-    cache = recache(engine, CacheSettings(), uploads, wait=False)
+    cache = recache(engine, CacheSettings("slru"), uploads, wait=False)
     assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
     assert uploads.copied and cache.counters.n_uploads > 0
 
@@ -128,7 +127,7 @@ def test_copies_that_arrive_late_do_not_matter(
 def test_copies_that_fail_do_not_matter(cached: tuple[Engine, int], wanted: Rows) -> None:
     engine, _ = cached
     uploads = DelayedUploads(Uploads(engine.device), failures=5, error=GpuError)
-    cache = recache(engine, CacheSettings(), uploads)
+    cache = recache(engine, CacheSettings("slru"), uploads)
     assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
     assert cache.counters.n_failed_uploads >= 5 and cache.counters.n_uploads > 0
 
@@ -145,7 +144,7 @@ def test_memory_that_is_not_mapped_does_not_matter(
     model: Path, wanted: Rows, everything_staged: list[int]
 ) -> None:
     """Slots, homes and table as on a card whose memory the host cannot write."""
-    config = EngineConfig(ctx_size=64, expert_slots=3, expert_admission=False)
+    config = EngineConfig(ctx_size=64, expert_slots=3, expert_policy="lru")
     with Engine(model, config, checks=True) as engine:
         n_staged = len(everything_staged)
         assert_same_bits(rows(engine, tokens_of(engine.n_vocab)), wanted)
@@ -169,9 +168,8 @@ def test_a_warm_start_does_not_matter(model: Path, wanted: Rows) -> None:
 ALL_SLOTS: list[dict[str, Any]] = [
     {"expert_policy": "lru", "moe_warmpin": 0},
     {"expert_policy": "slru", "moe_warmpin": 2, "moe_warmpin_after": 3},
-    {"expert_policy": "lfru", "expert_resident_selection": "first_n", "expert_num_resident": 2},
-    {"expert_policy": "lru", "expert_resident_selection": "frequency", "expert_warmup_tokens": 3},
-    {"expert_policy": "slru", "expert_resident_ids": "5,2"},
+    {"expert_policy": "lfru", "expert_resident_ids": "5,2"},
+    {},
 ]
 
 

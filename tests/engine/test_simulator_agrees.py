@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.engine.caches import recache
 from tests.engine.test_placement_law import mixed
-from tests.experts.pins import first_n, most_used, named, warm
+from tests.experts.pins import named, warm
 from vkmoe.batch import Phase, RunResult, TokenBatch
 from vkmoe.choices import PolicyName, SlotSharing
 from vkmoe.config import EngineConfig
@@ -78,18 +78,17 @@ def assert_agrees(engine: Engine, result: SimulationResult) -> None:
         ({"expert_slots": 8}, None),
         ({"expert_slots": 9, "expert_allocation": "global", "expert_policy": "lfru",
           "moe_warmpin": 3, "moe_warmpin_after": 20}, None),
-        ({"expert_cache": "7MiB", "expert_resident_selection": "frequency",
-          "expert_num_resident": 3, "expert_warmup_tokens": 30}, None),
+        ({"expert_cache": "7MiB", "expert_policy": "slru"}, None),
         ({"expert_slots": 16, "expert_resident_ids": "5,1,30", "moe_warmpin": 0,
           "expert_policy": "lru"}, None),
-        ({"expert_slots": 8, "expert_half_life": 16.0, "moe_warmpin": 0}, PROFILE),
+        ({"expert_slots": 8}, PROFILE),
         ({"expert_slots": 32}, None),
-        ({"expert_slots": 6, "expert_predictor": "correlation"}, None),
-        ({"expert_slots": 6, "expert_predictor": "none"}, PROFILE),
+        ({"expert_slots": 6, "moe_predict_prefetch": False}, None),
+        ({"expert_slots": 6, "expert_policy": "slru"}, PROFILE),
         ({"expert_slots": 6, "executor": "stepped"}, None),
     ],
     ids=["layer", "global", "uneven", "manual", "profile", "all",
-         "correlation", "none", "stepped"],
+         "no prefetch", "slru", "stepped"],
 )  # fmt: skip
 def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any], seed: Any) -> None:
     """Two prompts one after the other through one cache."""
@@ -203,12 +202,11 @@ def test_with_replies_one_after_the_other() -> None:
 
 CHOICES: list[dict[str, Any]] = [
     {},
-    {"pins": (warm(2, 12),), "half_life": 8.0},
-    {"pins": (first_n(3),)},
-    {"pins": (most_used(4, 20), warm(1))},
+    {"pins": (warm(2, 12),)},
+    {"pins": (named(0, 1, 2), warm(1))},
     {"pins": (named(6, 3),)},
 ]
-POLICIES: tuple[PolicyName, ...] = ("lru", "slru", "lfru")
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 OPENINGS: list[tuple[str, int, SlotSharing]] = [
     ("demo", 8, "global"),
     ("demo", 12, "layer"),

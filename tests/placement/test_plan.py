@@ -26,8 +26,8 @@ from tests.placement.invented_models import plan
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.predict import Correlation
 from vkmoe.experts.decide.settings import CacheSettings
+from vkmoe.experts.decide.token_table import TokenTable
 from vkmoe.facts import (
     Allocation,
     DeviceInfo,
@@ -39,9 +39,10 @@ from vkmoe.facts import (
     WeightBytes,
 )
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.kv_types import both
 from vkmoe.models import open_model
 from vkmoe.models.program_sizes import DEFAULT_CTX_SIZE, context_size
-from vkmoe.modes import RESIDENT
+from vkmoe.modes import RESIDENT, AtHome, Cache
 from vkmoe.placement.decide import Choosing, Decision, decide, predictor_lines
 from vkmoe.placement.forecast.speeds import TYPICAL, Speeds
 from vkmoe.placement.memory import device_budget
@@ -290,7 +291,8 @@ def test_latent_layers_have_one_cache_of_compressed_rows() -> None:
 
 # ----- what is decided around the plan -----
 
-GUESSING = CacheSettings(predictor="correlation")
+FORECAST = CacheSettings("forecast")
+PLANNED = MemoryPlan(1024, both("f16"), Cache(), (), expert_slots=(8,) * N_LAYERS)
 
 
 def decided_for(measure: Callable[[], Speeds], known: bool = False, **asked: Any) -> Decision:
@@ -336,29 +338,29 @@ def test_the_link_is_measured_once_where_experts_miss(
 
 
 def test_the_predictor_has_the_bytes_that_its_line_says() -> None:
-    (line,) = predictor_lines(GUESSING, SPEC, N_LAYERS, LAVAPIPE)
-    made = Correlation(KeySpace(N_LAYERS, N_EXPERTS), 256.0)
+    assert SPEC.experts is not None
+    (line,) = predictor_lines(FORECAST, PLANNED, SPEC, LAVAPIPE)
+    made = TokenTable(KeySpace(N_LAYERS, N_EXPERTS), SPEC.experts.n_used)
     arrays = [value for value in vars(made).values() if isinstance(value, np.ndarray)]
     taken = sum(array.nbytes for array in arrays)
     assert line.place == "host" and 0.99 * taken < line.n_bytes <= taken
-    assert line.n_bytes > 3 << 20, "of 48 layers of 128 experts"
+    assert line.n_bytes > 30 << 20, "of 48 layers that use 8 experts"
 
 
-def test_a_predictor_that_is_off_or_remembers_no_pairs_has_no_line() -> None:
-    for settings in (CacheSettings(), replace(GUESSING, predictor="previous")):
-        assert predictor_lines(settings, SPEC, N_LAYERS, LAVAPIPE) == ()
-    assert predictor_lines(GUESSING, DENSE, 0, LAVAPIPE) == ()
+def test_a_predictor_that_is_off_has_no_line() -> None:
+    assert predictor_lines(CacheSettings("lru"), PLANNED, SPEC, LAVAPIPE) == ()
+    at_home = replace(PLANNED, mode=AtHome(), expert_slots=())
+    assert predictor_lines(FORECAST, at_home, SPEC, LAVAPIPE) == ()
+    assert predictor_lines(FORECAST, PLANNED, DENSE, LAVAPIPE) == ()
 
 
 @pytest.mark.parametrize(
     ("asked", "n_lines"),
     [
         ({"expert_slots": 4}, 1),
-        ({"expert_slots": 4, "moe_predict_prefetch": False}, 0),
-        ({"expert_slots": 4, "expert_predictor": "previous"}, 0),
+        ({"expert_slots": 4, "expert_policy": "lru"}, 0),
         ({"host_pool": "192KiB"}, 1),
         ({}, 0),
-        ({"expert_predictor": "correlation"}, 0),
     ],
 )
 def test_only_what_runs_is_in_the_plan(asked: dict[str, Any], n_lines: int) -> None:

@@ -27,12 +27,11 @@ def test_every_choice_is_drawn() -> None:
     for name, choices in {
         "executor": {"fused", "stepped"},
         "expert_slots": {None, 1, 2, 4, 8, 15, 16},
-        "expert_predictor": {"token", "correlation", "previous", "frequency", "none"},
+        "moe_predict_prefetch": {None, False},
         "miss": {"read", "gather", "auto"},
         "promote_on_read": {None, False, True},
         "host_pool": {None, "24000", "12000", "9000"},
-        "expert_policy": {"lru", "slru", "lfru"},
-        "expert_admission": {False, True},
+        "expert_policy": {"lru", "slru", "lfru", "forecast"},
     }.items():
         assert {case.options.get(name) for case in cases} == choices, name
     assert {case.copies for case in cases} == {*COPIES}

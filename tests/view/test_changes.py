@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.view.ways import CHANGEABLE, CTX, SLOTS, opened, random_tokens
+from vkmoe.choices import PolicyName
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import UsageError
@@ -41,7 +42,7 @@ def random_change(random_: random.Random, least: int, pinned: list[list[int]]) -
     if random_.random() < 0.6:
         asked["slots"] = random_.randint(max(least, most_pins + 1, 1), SLOTS)
     if random_.random() < 0.4:
-        asked["policy"] = random_.choice(["lru", "slru", "lfru"])
+        asked["policy"] = random_.choice(get_args(PolicyName))
     if pairs and random_.random() < 0.5:
         asked["unpin"] = random_.sample(pairs, random_.randint(1, len(pairs)))
     elif most_pins == 0:
@@ -118,7 +119,7 @@ def test_as_many_slots_can_go_as_host_memory_has_room_for(tokens: list[int], wan
 
 
 def test_slots_taken_away_and_given_again_are_used(tokens: list[int]) -> None:
-    with opened("cache", moe_warmpin=0, expert_admission=False) as engine:
+    with opened("cache", moe_warmpin=0, expert_policy="lru") as engine:
         view, reasons = ExpertView(engine), set[str]()
         since = view.snapshot()["version"]
         for slots in (SLOTS, 2, SLOTS, 5, SLOTS):
@@ -177,13 +178,13 @@ def test_unpinning_takes_the_pins_of_options_away() -> None:
         assert view.change(unpin=[[0, 1]])["pinned"] == [[2], *[[1, 2]] * (N_LAYERS - 1)]
 
 
-@pytest.mark.parametrize("policy", ["lru", "slru", "lfru"])
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_another_policy_chooses_as_if_it_had_been_there(policy: str, tokens: list[int]) -> None:
     """From where it takes over, a policy decides by the uses that were before."""
-    with opened("cache", expert_predictor="none", expert_policy="lru", moe_warmpin=0) as engine:
+    with opened("cache", expert_policy="lru", moe_warmpin=0) as engine:
         view = ExpertView(engine)
         engine.run_tokens(tokens[:30], 0)
-        assert view.change(policy=policy) == {**view.change(), "policy": policy, "notes": []}
+        assert view.change(policy=policy) == {**view.change(), "policy": policy}
         residency = engine.experts.residency
         order = residency._policy._last.copy()
         engine.run_token(5, 30)
@@ -255,12 +256,6 @@ def test_malformed_and_impossible_changes_change_nothing(
 def plain(one_device: None) -> Any:
     with opened("cache", moe_warmpin=0) as engine:
         yield ExpertView(engine)
-
-
-def test_the_predictor_that_chooses_what_leaves_is_noted() -> None:
-    with opened("cache") as engine:
-        (note,) = ExpertView(engine).change(policy="lru")["notes"]
-        assert "--expert-predictor none" in note
 
 
 def test_memory_that_was_given_back_cannot_be_used_again(

@@ -263,5 +263,5 @@ def test_a_snapshot_says_how_many_slots_there_are() -> None:
     with opened("cache") as engine:
         shown = ExpertView(engine).snapshot()
         assert shown["slots"] == shown["most_slots"] == [SLOTS] * 6
-        assert shown["policy"] == "slru" and shown["mode"]["name"] == "cache"
+        assert shown["policy"] == "forecast" and shown["mode"]["name"] == "cache"
         assert shown["cannot_change"] is None

@@ -38,7 +38,7 @@ def step(total: int = 41, **parts: Any) -> Step:
 
 
 def served(**changes: Any) -> Served:
-    plain = Served(CACHE, 1e9, is_cpu=False, waits=False, is_stepped=False, predictor="token")
+    plain = Served(CACHE, 1e9, is_cpu=False, waits=False, is_stepped=False, policy="forecast")
     return plain._replace(**changes)
 
 
@@ -98,7 +98,7 @@ SENTENCES: dict[str, tuple[Step, Served, str]] = {
         step(3, device_ns=1, submitted_ns=1),
         served(),
         "Most of a token's 3 ms is deciding and sampling on the host (2 ms, 67 %): deciding by "
-        "less would help (--expert-predictor none).",
+        "less would help (--expert-policy lru).",
     ),
     "host, stepped": (
         step(30, device_ns=10),
@@ -108,7 +108,7 @@ SENTENCES: dict[str, tuple[Step, Served, str]] = {
     ),
     "host, alone": (
         step(30, device_ns=10),
-        served(predictor="none"),
+        served(policy="lru"),
         "Most of a token's 30 ms is deciding and sampling on the host (20 ms, 67 %): decoding "
         "several replies at once shares it (--parallel).",
     ),

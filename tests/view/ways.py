@@ -17,7 +17,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "resident": {},
     "cache": {"expert_slots": SLOTS},
     "landing": {"expert_slots": SLOTS, "promote_on_read": True, "expert_copies": "overlap"},
-    "gathered": {"expert_slots": SLOTS, "miss": "gather", "expert_predictor": "none"},
+    "gathered": {"expert_slots": SLOTS, "miss": "gather", "expert_policy": "slru"},
     "shared": {"expert_slots": SLOTS, "expert_allocation": "global"},
     "stepped": {"expert_slots": SLOTS, "executor": "stepped"},
     "host pool": {"expert_slots": SLOTS, "host_pool": POOL},
