@@ -127,11 +127,10 @@ def test_reads_of_guesses_are_hidden_behind_the_step_before(guesses: bool, stats
             time.sleep(0.002)
 
         io.receive = slow_receive  # type: ignore[method-assign]
-        after = {0: np.arange(8, 16) if guesses else np.arange(0)}  # all of the second layer
-        residency.guess_next_layer = (  # type: ignore[method-assign]
-            lambda layer, experts: after.get(layer, np.arange(0))
+        second = np.arange(8, 16) if guesses else np.arange(0)  # all of the second layer
+        residency.guess_layer = (  # type: ignore[method-assign]
+            lambda layer: second if layer == 1 else np.arange(0)
         )
-        residency.guess_first_layer = lambda: np.arange(0)  # type: ignore[method-assign]
         generate(llm)
     pool = document(stats)["host_pool"]
     assert pool["n_reads"] > 0 and pool["read_ns"] > 0
