@@ -141,11 +141,11 @@ def test_the_suggestion_is_the_same_whatever_sizes_are_tried(run: Run, long_path
     whole = document(run, path)
     by_slots = {rung["slots"]: rung["chosen"]["hit_rate"] for rung in whole["slots"]}
     bend = max(by_slots, key=lambda n: by_slots[n] - n / 16)
-    assert bend == whole["bend_of_curve"] == 8
+    assert bend == whole["bend_of_curve"] == 4
     for slots in ("8", "15,16"):
         text = " ".join(run("simulate", path, "--slots", slots).out.split())
         rate = f"{100 * by_slots[bend]:.0f} % hits with {DEFAULT}"
-        assert f"Suggested by this trace: --expert-slots 8 (23.4 KiB), {rate}." in text
+        assert f"Suggested by this trace: --expert-slots 4 (11.7 KiB), {rate}." in text
 
 
 def test_without_a_bend_none_is_suggested(run: Run, long_path: str) -> None:

@@ -85,7 +85,7 @@ def test_warm_pinning_takes_the_hottest_and_fetches_who_is_absent() -> None:
 
 
 def test_pins_are_chosen_anew_and_follow_the_text() -> None:
-    cache = residency(slots=8, pins=(warm(2, 6),))
+    cache = residency(slots=8, policy="lru", pins=(warm(2, 6),))
     for _ in range(6):
         token(cache, (14, 15), (0, 1))
     assert cache.pinned == [[14, 15], [0, 1]] and cache.warm_at == 6
