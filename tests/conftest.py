@@ -1,15 +1,19 @@
-"""How tests are run: their order, Ctrl-C, no tuning of the user's, and what a build may lack."""
+"""How tests are run: their order, Ctrl-C, no tuning of the user's, devices that they share."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 
 import pytest
 
 from tests.needs import need_cpu
 from vkmoe import remembered
+from vkmoe.devices import open_device
+from vkmoe.gpu.device import Device
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,3 +49,42 @@ def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 def cpu_native() -> None:
     """Kernels for the CPU."""
     need_cpu()
+
+
+Lend = Callable[..., AbstractContextManager[Device]]
+
+
+@pytest.fixture(scope="session")
+def lend_device() -> Iterator[Lend]:
+    """Open each kind of device once for the process, and keep its pipelines, which take longer to
+    make than all else that a tiny model needs."""
+    devices: dict[tuple[Any, ...], Device] = {}
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+
+        def lend(
+            wanted: str | None = None, validation: bool = False, n_threads: int | None = None
+        ) -> AbstractContextManager[Device]:
+            name = wanted or os.environ["VKMOE_DEVICE"]
+            key = (name, validation, n_threads if name == "cpu" else None)
+            if key not in devices:
+                opening = open_device(name, validation, n_threads)
+                devices[key] = device = stack.enter_context(opening)
+                patch.setattr(device, "finish", device.native.wait_idle)
+            return nullcontext(devices[key])
+
+        yield lend
+
+
+@pytest.fixture(scope="module")
+def one_device(lend_device: Lend) -> Iterator[None]:
+    """All engines of the file have a lent device: not for tests of how devices are closed."""
+    with pytest.MonkeyPatch.context() as patch:
+        lend_device()  # here, so that a test does not find it left
+        patch.setattr("vkmoe.engine.open_device", lend_device)
+        yield
+
+
+@pytest.fixture
+def own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engines of this test open devices of their own in a file that has `one_device`."""
+    monkeypatch.setattr("vkmoe.engine.open_device", open_device)

@@ -1,4 +1,7 @@
-"""A server in this process, with the demo model, for all tests of a file."""
+"""A server in this process, with the demo model, for all tests of a file.
+
+It computes on the CPU, whose kernels need no compiling, unless a test names another device.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import httpx
 import pytest
 
 from vkmoe.config import EngineConfig, SamplingConfig
+from vkmoe.cpu.variants import has_cpu
 from vkmoe.llm import LLM
 from vkmoe.server.app import make_app
 from vkmoe.server.connections import Limits
@@ -31,6 +35,14 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine on a thread of its own: the browser of other tests leaves a loop running."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, work).result()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if has_cpu():
+            patch.setenv("VKMOE_DEVICE", "cpu")
+        yield
 
 
 @dataclass

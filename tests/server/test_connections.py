@@ -21,6 +21,8 @@ from tests.server.test_ending import served, wait
 from vkmoe.server.connections import Limits
 from vkmoe.server.serving import bind
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
 PARTS = {"nothing": b"", "half a head": HEAD[:20], "half a body": HEAD + b"{"}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -147,7 +149,7 @@ def test_slow_connections_make_room_for_others(caplog: pytest.LogCaptureFixture)
 def test_those_that_are_answered_are_not_given_up_for_others() -> None:
     limits = Limits(n_connections=3, n_of_address=2)
     stream = b"GET /experts/stream HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with serving(limits=limits, ctx_size=64, expert_slots=8) as server:
+    with serving(limits=limits, device="vulkan", ctx_size=64, expert_slots=8) as server:
         server.wait()
         with connected(server, stream) as first, connected(server, stream) as second:
             assert first.recv(12) == second.recv(12) == b"HTTP/1.1 200"

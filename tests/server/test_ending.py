@@ -21,6 +21,7 @@ import pytest
 from vkmoe.llm import LLM
 from vkmoe.server.engine_thread import EngineThread
 
+VULKAN = ("--device", "vulkan")  # where experts move, and replies take a while
 LONG = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
 
 
@@ -55,11 +56,13 @@ def wait(address: str) -> list[int]:
     return statuses
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(  # the limit is tested with the other
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 def test_a_signal_lets_short_replies_finish(number: signal.Signals, tmp_path: Path) -> None:
     """New requests are refused; statistics are written, and the exit code is 0."""
     stats = tmp_path / "stats.json"
-    options = ["--ctx-size", "1024", "--parallel", "2", "--expert-slots", "8"]
+    options = ["--ctx-size", "1024", "--parallel", "2", "--expert-slots", "8", *VULKAN]
     with served(*options, "--expert-stats", str(stats)) as (process, address, lines):
         statuses = wait(address)
         assert set(statuses) <= {200, 503}
@@ -79,7 +82,7 @@ def test_a_signal_lets_short_replies_finish(number: signal.Signals, tmp_path: Pa
 
 def test_replies_that_are_too_long_end_with_an_event() -> None:
     """At the second signal, or after the limit."""
-    with served("--ctx-size", "1024", "--device", "llvmpipe") as (process, address, _):
+    with served("--ctx-size", "1024", *VULKAN) as (process, address, _):
         wait(address)
         with httpx.stream("POST", f"{address}/v1/completions", json=LONG, timeout=60) as answer:
             received = answer.iter_lines()
@@ -124,7 +127,7 @@ def test_a_model_that_is_still_being_loaded_is_not_waited_for() -> None:
 def test_the_limit_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
     """With one signal: two replies run, thirty wait; records are written, the exit code is 0."""
     stats, profile = tmp_path / "stats.json", tmp_path / "profile.json"
-    options = ["--ctx-size", "1024", "--parallel", "2", "--expert-slots", "8"]
+    options = ["--ctx-size", "1024", "--parallel", "2", "--expert-slots", "8", *VULKAN]
     options += ["--expert-stats", str(stats), "--expert-profile", str(profile)]
     many = {**LONG, "n": 16}
     with served(*options) as (process, address, lines):

@@ -12,6 +12,8 @@ import pytest
 
 from tests.server.conftest import Served, serving
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 ASKED = {"prompt": "def main():", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
 
 

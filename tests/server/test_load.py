@@ -19,6 +19,8 @@ import pytest
 
 from tests.server.conftest import Served, serving
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 TEXT = "/v1/completions"
 N_CLIENTS = 8
 N_KINDS = 6  # different requests, each asked often
@@ -67,10 +69,14 @@ def events_of(lines: list[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("max_queue", "n_requests"), [(64, 20), (1, 8)], ids=["all", "some refused"]
+    ("max_queue", "n_requests", "device"),
+    [(64, 20, None), (1, 4, "vulkan")],
+    ids=["all", "some refused"],
 )
-def test_replies_under_load_are_those_alone(max_queue: int, n_requests: int) -> None:
-    with serving(ctx_size=128, parallel=4, max_queue=max_queue) as server:
+def test_replies_under_load_are_those_alone(
+    max_queue: int, n_requests: int, device: str | None
+) -> None:
+    with serving(ctx_size=128, parallel=4, max_queue=max_queue, device=device) as server:
         server.wait()
         wanted = [alone(server, kind) for kind in range(N_KINDS)]
 

@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.server.conftest import Served
 from tests.server.page.conftest import opened, warmed
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 ASKED = {"prompt": "def main():", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
 PIXELS = "document.querySelector('.x-canvas').toDataURL()"
 N_SLOTS = 12
