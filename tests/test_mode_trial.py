@@ -27,6 +27,8 @@ from vkmoe.placement.decide import Choosing
 from vkmoe.placement.forecast import measured
 from vkmoe.placement.forecast.measured import Known, recall_speeds
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 SLOTS: dict[str, Any] = {"device": "vulkan", "expert_slots": 4, "ctx_size": 64}  # cache or hybrid
 SHARED: dict[str, Any] = {"device": "vulkan", "ctx_size": 64}  # all fit: resident or cpu
 

@@ -28,6 +28,8 @@ from vkmoe.selftest.launches import choice as launch_choice
 
 from .conftest import Run
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 # The benchmarks have a test of their own.
 COMMANDS = {name: item for name, item in root.commands.items() if isinstance(item, TyperCommand)}
 # What each option is given: its default, or a harmless value where the default is "none".
@@ -127,7 +129,7 @@ def test_every_command_with_its_defaults_and_with_its_variables(
 ) -> None:
     """Of the self-test a few kernels: tests/docs/test_readme.py runs all of them as a command."""
     command = COMMANDS[name]
-    few = suite.compiled_variants()[::20]
+    few = suite.compiled_variants()[::100]
     monkeypatch.setattr(suite, "compiled_variants", lambda: few)
     # What is fastest goes by a clock, and so does how much is measured: here there is time for all.
     monkeypatch.setattr(launch_choice, "choose", lambda times, table: ([*times][-1], 0.25))

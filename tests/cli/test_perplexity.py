@@ -14,6 +14,8 @@ from vkmoe.llm import LLM
 
 from .conftest import Run
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 TINY = str(model_path("moe_plain"))
 TEXT = "def self the return " * 20
 

@@ -15,6 +15,8 @@ from vkmoe.llm import LLM
 
 from .conftest import FakeLLM, Run
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 LINES = [
     {"prompt": "def add(a, b):\n"},
     {"id": "b", "prompt": [1, 2, 3], "max_tokens": 3, "seed": 5, "temp": 1},

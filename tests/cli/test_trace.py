@@ -18,6 +18,8 @@ from vkmoe.llm import LLM
 
 from .conftest import Run
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 PROMPT = "def add(a, b):\n"
 COMMON = ("-p", PROMPT, "-n", "5", "--temp", "0", "--ignore-eos")
 

@@ -20,6 +20,8 @@ from vkmoe.selftest.launches import cases as launch_cases
 from vkmoe.selftest.launches import choice as launch_choice
 from vkmoe.selftest.launches.cases import MatrixWork, largest_of_each_class, works_of
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 WORKS = Counter(
     {MatrixWork("matvec", "Q8_0", 40, 256): 2, MatrixWork("matvec_residual", "Q4_K", 24, 256): 1}
 )

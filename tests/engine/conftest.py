@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,9 +14,7 @@ from numpy.typing import NDArray
 from tests.generate.conftest import shared
 from tests.live import live_objects
 from tests.ops.tunings import ODD_LAUNCHES
-from vkmoe.devices import open_device
 from vkmoe.gpu import _native as native
-from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.llm import LLM
 from vkmoe.ops.tuning import Tuning
@@ -45,26 +42,9 @@ def demo() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module")
-def one_device() -> Iterator[None]:
-    """All engines of a file have one device, opened when first asked for: it keeps pipelines, which
-    take longer to make than all else that a tiny model needs. Not for tests of what is left."""
-    devices: dict[tuple[Any, ...], Device] = {}
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-
-        def lent(*asked: Any) -> AbstractContextManager[Device]:
-            if asked not in devices:
-                devices[asked] = device = stack.enter_context(open_device(*asked))
-                patch.setattr(device, "finish", device.native.wait_idle)
-            return nullcontext(devices[asked])
-
-        patch.setattr("vkmoe.engine.open_device", lent)
-        yield
-
-
 @pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """The test must leave as many Vulkan objects as it found."""
+def nothing_left(own_device: None) -> Iterator[None]:
+    """The test must leave as many Vulkan objects as it found. A lent device keeps some."""
     native.clear_injections()
     before = live_objects()
     yield

@@ -30,6 +30,8 @@ from vkmoe.models import open_model
 from vkmoe.models.rope import rope_table
 from vkmoe.placement.decide import decide
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 Tensors = dict[str, Tensor]
 TINY = "moe_plain"
 ARCH = "qwen3moe"

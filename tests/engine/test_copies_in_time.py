@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import pytest
+
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.records.profiler import Interval, Overlap
 from vkmoe.llm import demo_model_path
+
+pytestmark = pytest.mark.usefixtures("one_device")
 
 N_TOKENS = 12
 

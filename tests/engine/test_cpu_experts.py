@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from tests.engine.caches import assert_same_bits, rows
 from tests.engine.test_batches import batch, joined, prompt, tokens_of
 from tests.engine.test_logits import PHASES, TOLERANCE, error, run
 from tests.engine.tiny import NAMES, ONE_OF_EACH, expected, lengthened, model_path
+from tests.samples import sampled
 from vkmoe.cli.notes import mode_line, opened
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.weights import span_reader
 
-pytestmark = pytest.mark.usefixtures("cpu_native")
+pytestmark = pytest.mark.usefixtures("one_device", "cpu_native")
 
 ROUNDED_TOLERANCE = 0.03  # of the largest logit, where weights have blocks: activations are rounded
 WAYS: dict[str, dict[str, Any]] = {
@@ -37,9 +39,12 @@ def with_experts(names: tuple[str, ...] | list[str]) -> list[str]:
     return [name for name in names if name.split("_")[0] not in ("dense", "llama")]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", with_experts(NAMES))
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize(
+    ("name", "way"),
+    sampled(
+        product(with_experts(NAMES), WAYS), lambda case: case[1] == "all" or case[0] in ONE_OF_EACH
+    ),
+)
 def test_tiny_models_agree_with_transformers(name: str, way: str) -> None:
     wanted = expected(name)
     ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
@@ -58,10 +63,15 @@ def test_tiny_models_agree_with_transformers(name: str, way: str) -> None:
 # ----- the law -----
 
 
-LAW = [(name, way) for name in ("demo", *with_experts(ONE_OF_EACH)) for way in WAYS]
+# Of the sample each model is in one way, and all ways occur.
+LAW = [*product(("demo", *with_experts(ONE_OF_EACH)), WAYS)]
 
 
-@pytest.fixture(scope="module", params=LAW, ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=sampled(((case,) for case in LAW), lambda case: LAW.index(case[0]) % 4 == 0),
+    ids=map("-".join, LAW),
+)
 def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
     """The same model with 1, 2 and 4 threads beside the GPU."""
     name, way = request.param
@@ -78,7 +88,6 @@ def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
         ]
 
 
-@pytest.mark.usefixtures("one_device")
 def test_neither_threads_nor_cuts_nor_neighbours_change_a_bit(engines: list[Engine]) -> None:
     """Of prompts, which move nothing; then of the tokens that come first after them."""
     n_vocab = engines[0].n_vocab

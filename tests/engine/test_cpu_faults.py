@@ -17,7 +17,7 @@ from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
 from vkmoe.weights import span_reader
 
-pytestmark = pytest.mark.usefixtures("cpu_native", "nothing_left")
+pytestmark = pytest.mark.usefixtures("one_device", "cpu_native")
 TEXT = [3, 7, 1, 9, 4, 2, 8, 5, 1, 1, 6]
 
 
@@ -89,6 +89,7 @@ def test_a_part_of_a_chain_that_did_not_run_is_noticed(llm: LLM) -> None:
     assert len(reply(llm)) == 8
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     "call",
     ["vkCreateSemaphore", "vkQueueSubmit", "vkGetSemaphoreCounterValue", "vkSignalSemaphore"],
@@ -108,10 +109,12 @@ def test_a_call_of_the_chain_that_fails_is_one_error(call: str, result: str) -> 
             assert len(reply(llm)) == 8
 
 
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("way", ["all", "misses"])
-def test_memory_that_is_refused_is_one_error(way: str) -> None:
+def test_memory_that_is_refused_is_one_error(way: str, step: int) -> None:
     """What goes between both included."""
-    for after in range(400):
+    for after in range(0, 400, step):
         native.inject_failure("vkAllocateMemory", after)
         try:
             with LLM(model_path("moe_plain"), ctx_size=64, gpu_layers=99, **WAYS[way]):

@@ -18,9 +18,10 @@ from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM
 from vkmoe.models import open_model
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_failed_start_leaves_an_older_profile_alone(tmp_path: Path) -> None:
     profile = tmp_path / "profile"
     with opened("device", expert_profile=str(profile)) as llm:

@@ -31,7 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
     "host": {"expert_cache": "1"},
     "cache": {"expert_slots": 4, "moe_warmpin": 2, "moe_warmpin_after": 5},
 }  # fmt: skip
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture(params=MODES)
@@ -191,6 +191,7 @@ def test_ctrl_c_leaves_the_statistics_of_the_tokens_before(mode: str, stats: Pat
     assert document(stats)["n_tokens"] >= N_RUN
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_lost_device_leaves_statistics_and_profile(mode: str, stats: Path) -> None:
     profile = stats.with_name("profile")
     with (
@@ -205,6 +206,7 @@ def test_a_lost_device_leaves_statistics_and_profile(mode: str, stats: Path) -> 
     assert np.sum(json.loads(profile.read_text())["counts"]) > 0.9 * 2 * 2 * N_RUN
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("mode", "name"),
     [("device", "none/s"), ("host", "folder"), ("cache", "none/s"), ("cache", "folder")],
@@ -227,6 +229,7 @@ def test_an_unwritable_path_costs_neither_text_nor_memory(
     llm.close()  # says nothing a second time
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_the_first_error_stays_the_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = live_objects()
     with (

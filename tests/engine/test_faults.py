@@ -49,7 +49,8 @@ CREATIONS = [
     "vkQueueSubmit",
     "vkWaitForFences",
 ]
-pytestmark = pytest.mark.usefixtures("nothing_left")
+GROWING = (0, 1, 2, 4, 7, 11, 17, 26, 40, 61, 92)
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 class FaultyDevice:
@@ -136,6 +137,7 @@ def test_a_fence_that_lies_publishes_nothing(llm: LLM, n_sound: int, after: int)
     assert right_text(llm) == right, "what the failed token left was used"
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_program_that_ran_half_is_refused_too(llm: LLM) -> None:
     right_text(llm)
     engine = llm.engine
@@ -150,6 +152,7 @@ def test_a_program_that_ran_half_is_refused_too(llm: LLM) -> None:
     assert run_into(llm, DeviceLostError)[0] == []
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("call", ["vkQueueSubmit", "vkWaitForFences"])
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_lost_device_is_told_once(call: str, after: int) -> None:
@@ -168,7 +171,7 @@ def test_a_lost_device_is_told_once(call: str, after: int) -> None:
     llm.close()
 
 
-@pytest.mark.usefixtures("everything_staged")
+@pytest.mark.usefixtures("everything_staged", "nothing_left")
 @pytest.mark.parametrize(
     ("result", "error"),
     [
@@ -225,31 +228,32 @@ def failure_of_opening(config: EngineConfig) -> BaseException | None:
     return failure
 
 
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("places", [(0, 6), pytest.param(GROWING, marks=pytest.mark.full)], ids=len)
 @pytest.mark.parametrize("call", CREATIONS)
 def test_no_memory_at_any_call_is_one_clear_error(
-    call: str, monkeypatch: pytest.MonkeyPatch
+    call: str, places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first such call fails, then one further on in growing steps, until there are no more."""
+    """The first such call fails, then others behind it, until there are no more."""
     # Another memory type would save the day; that is tested with invented devices.
     monkeypatch.setattr(
         "vkmoe.gpu.device.memory_type_candidates",
         lambda device, intent: memory_type_candidates(device, intent)[:1],
     )
     config = EngineConfig(ctx_size=64, expert_slots=1)  # and places to bring experts to
-    n_sound = 0  # such calls before the one that fails
-    while True:
+    for n_sound in places:  # such calls before the one that fails
         native.inject_failure(call, n_sound)
         failure = failure_of_opening(config)
         if failure is None:
-            break
+            assert n_sound > 0, "opening never makes this call"
+            return
         assert isinstance(failure, GpuError), repr(failure)
         assert failure.hint and "\n" not in str(failure)
         assert failure.result == "VK_ERROR_OUT_OF_DEVICE_MEMORY"
-        n_sound += 1 + n_sound // 2
-        assert n_sound < 100
-    assert n_sound > 0, "opening never makes this call"
+    assert places != GROWING, "there are more such calls"
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_damaged_file_leaves_nothing_open() -> None:
     for path in (TINY.with_suffix(".npz"), TINY.parent, TINY.parent / "none.gguf"):
         with pytest.raises(Exception, match=path.name) as caught:
@@ -283,6 +287,7 @@ def test_ctrl_c_at_any_time_leaves_the_model_usable(options: dict[str, Any]) -> 
             assert llm.generate(prompt, max_tokens=4, **GREEDY).text == right
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_ctrl_c_while_loading_leaves_nothing() -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt

@@ -26,7 +26,7 @@ from vkmoe.weights.span_reader import SpanReader
 TOKENS = [1, 5, 9, 2, 44, 17, 3, 60]
 LIMIT_S = 10
 ALL = 10**9  # calls that fail
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +142,7 @@ def test_reads_that_fail_once_are_tried_again(
         assert failing.n_left == 0
 
 
+@pytest.mark.usefixtures("nothing_left")
 @every_error
 def test_reads_that_always_fail_are_an_error(
     path: Path,

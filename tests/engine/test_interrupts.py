@@ -37,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "small pool, overlap": {**MOVING, **POOL, "miss": "gather"},
     "cpu": {"cpu_moe": True, "ubatch_size": 4},
 }
-pytestmark = pytest.mark.usefixtures("nothing_left", "cpu_native")
+pytestmark = pytest.mark.usefixtures("nothing_left", "cpu_native", "one_device")
 
 
 class _CtrlC(deque[int]):

@@ -25,6 +25,8 @@ from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.modes import Cache
 from vkmoe.placement.forecast.measured import link_of_misses
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 
 @pytest.mark.parametrize(
     ("kind", "measured"), [("discrete", True), ("cpu", False), ("integrated", False)]
@@ -104,6 +106,7 @@ def test_the_programs_are_cut_by_that_speed(miss: Any, monkeypatch: pytest.Monke
         assert (n_submits == 1) == (miss == "gather")
 
 
+@pytest.mark.usefixtures("own_device")
 def test_the_work_of_an_integrated_gpu_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """By all weights: a fake one, whose memory is as slow as a token takes two submits."""
     real = Device.__init__

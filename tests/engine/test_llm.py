@@ -24,6 +24,8 @@ from vkmoe.errors import (
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM, GenerationResult, demo_model_path
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 TINY = model_path("moe_plain")
 CONTEXT = 32
 PROMPT = [5, 6, 7, 8, 9]

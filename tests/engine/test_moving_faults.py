@@ -19,6 +19,8 @@ from vkmoe.errors import DeviceLostError, ModelFileError, OutOfMemoryError
 from vkmoe.experts.store.copies import Uploads
 from vkmoe.llm import demo_model_path
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 LIMIT_S = 10
 TOKENS = [3, 17, 5, 9, 17, 3, 40, 41, 5, 9, 60, 61]
 

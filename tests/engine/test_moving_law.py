@@ -21,6 +21,7 @@ from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.covers import Row, covering_rows, pairs
 from tests.engine.tiny import mixed_model, model_path
 from tests.experts.rig import DelayedUploads
+from tests.samples import sampled
 from vkmoe.choices import PolicyName
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
@@ -182,7 +183,15 @@ def inject(copies: str, monkeypatch: pytest.MonkeyPatch) -> list[DelayedUploads]
     return faulty
 
 
-@pytest.mark.parametrize("row", ROWS, ids=["-".join(map(str, row)) for row in ROWS])
+CASES = [*product(("mixed", "demo"), ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("model", "row"),
+    sampled(CASES, lambda case: case[0] == "mixed" or ROWS.index(case[1]) % 7 == 0),
+    ids=["-".join(map(str, (name, *row))) for name, row in CASES],
+    indirect=["model"],
+)
 def test_no_way_of_moving_changes_a_bit(
     model: Path,
     row: Row,

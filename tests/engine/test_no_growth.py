@@ -18,7 +18,7 @@ from vkmoe.llm import LLM
 N_TOKENS, N_SAMPLES = 270, 6
 TINY = model_path("moe_plain")
 THREADS = {"plain": 0, "overlap": 1, "pool": 2}  # "kept" does in part what "pool" does
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def invented(**last: Any) -> list[Sample]:

@@ -25,7 +25,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
     "pool and slots": {"host_pool": "64KiB", "expert_slots": 2},
 }
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,7 @@ def test_loading_converts_as_a_conversion_of_the_file_would(
     assert_same_bits(logits(converted, **PLACES[places]), wanted)
 
 
+@pytest.mark.usefixtures("own_device")
 def test_what_is_converted_is_told_before_it_begins(
     converted: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,6 +90,7 @@ def test_what_is_converted_is_told_before_it_begins(
     )
 
 
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("name", "value"), [("blk.1.ffn_down_exps.weight", np.nan), ("blk.0.attn_q.weight", np.inf)]
 )

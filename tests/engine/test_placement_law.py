@@ -17,6 +17,7 @@ from tests.engine.caches import Rows, assert_same_bits, recache, rows
 from tests.engine.tiny import mixed_model
 from tests.experts.pins import named, warm
 from tests.experts.rig import DelayedUploads
+from tests.samples import sampled
 from vkmoe.choices import PolicyName
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -80,7 +81,17 @@ def slot_counts(model: Path) -> dict[str, int]:
             "all but one": n_experts - 1}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["one", "top-k", "twice", "half", "all but one"])
+each_number_of_slots = pytest.mark.parametrize(
+    ("model", "cached"),
+    sampled(
+        product(("mixed", "demo"), ("one", "top-k", "twice", "half", "all but one")),
+        lambda case: case[0] == "mixed" or case[1] == "twice",
+    ),
+    indirect=True,
+)
+
+
+@pytest.fixture(scope="module")
 def cached(model: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, int]]:
     index, n_slots = (
         list(slot_counts(model)).index(request.param),
@@ -91,6 +102,7 @@ def cached(model: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine
         yield engine, index
 
 
+@each_number_of_slots
 def test_slots_policy_and_residents_do_not_matter(cached: tuple[Engine, int], wanted: Rows) -> None:
     """Each number of slots with each kind of residents; policies turn, so that all pairs meet."""
     engine, index = cached
@@ -112,6 +124,7 @@ def test_all_pairs_meet() -> None:
     assert {(p, c) for _, p, c in met} == set(product(POLICIES, range(n)))
 
 
+@each_number_of_slots
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_copies_that_arrive_late_do_not_matter(
     cached: tuple[Engine, int], wanted: Rows, delay: int
@@ -124,6 +137,7 @@ def test_copies_that_arrive_late_do_not_matter(
     assert uploads.copied and cache.counters.n_uploads > 0
 
 
+@each_number_of_slots
 def test_copies_that_fail_do_not_matter(cached: tuple[Engine, int], wanted: Rows) -> None:
     engine, _ = cached
     uploads = DelayedUploads(Uploads(engine.device), failures=5, error=GpuError)

@@ -25,7 +25,9 @@ from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import read_tokenizer
 
-TINY, CTX_SIZE, N_REGIONS, N_SCRIPTS = model_path("moe_plain"), 96, 4, 50
+pytestmark = pytest.mark.usefixtures("one_device")
+
+TINY, CTX_SIZE, N_REGIONS = model_path("moe_plain"), 96, 4
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
     "kept as they are read": {"expert_slots": 2, "promote_on_read": True},
@@ -127,14 +129,16 @@ def run_script(engine: Engine, seed: int) -> list[tuple[Request, Watched]]:
     return asked
 
 
+@pytest.mark.usefixtures("own_device")
+@pytest.mark.parametrize("n_scripts", [8, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.parametrize("place", PLACES)
 def test_every_reply_equals_the_one_generated_alone(
-    place: str, alone: Callable[[Request], Reply]
+    place: str, n_scripts: int, alone: Callable[[Request], Reply]
 ) -> None:
-    """Fifty scripts, shared out among the places of experts."""
+    """Scripts are shared out among the places of experts."""
     objects, n_threads = live_objects(), threading.active_count()
     config = EngineConfig(ctx_size=CTX_SIZE, parallel=N_REGIONS, ubatch_size=40, **PLACES[place])
-    seeds = range(list(PLACES).index(place), N_SCRIPTS, len(PLACES))
+    seeds = range(list(PLACES).index(place), n_scripts, len(PLACES))
     with Engine(TINY, config, checks=True) as engine:
         scripts = {seed: run_script(engine, seed) for seed in seeds}
     del engine

@@ -21,6 +21,8 @@ from vkmoe.llm import LLM, demo_model_path
 from vkmoe.models import open_model
 from vkmoe.weights.sizes import trace_header
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 TOKENS = [5, 17, 3, 900, 41, 8, 77, 12, 5, 17]
 N_LAYERS, N_EXPERTS, N_USED = 6, 32, 4
 OPTIONS: dict[str, Any] = {"device": "vulkan", "ctx_size": 64, "expert_cache": "9MiB"}

@@ -14,7 +14,9 @@ from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.generate.loop import Generation, Piece
 from vkmoe.llm import LLM
 
-N_THREADS, N_CALLS = 8, 200
+pytestmark = pytest.mark.usefixtures("one_device")
+
+N_THREADS = 8
 TINY = model_path("moe_plain")
 OPTIONS: dict[str, Any] = {"max_tokens": 3, "temp": 0.9, "ignore_eos": True}
 PATIENCE = 120.0  # seconds after which a test fails that hangs
@@ -49,7 +51,8 @@ def prompt_of(index: int) -> list[int]:
     return [1 + index, 2, 3 + index % 3]
 
 
-def test_replies_of_threads_are_those_of_calls_made_alone(llm: LLM) -> None:
+@pytest.mark.parametrize("n_calls", [25, pytest.param(200, marks=pytest.mark.full)])
+def test_replies_of_threads_are_those_of_calls_made_alone(llm: LLM, n_calls: int) -> None:
     def reply(thread: int, call: int) -> list[int]:
         return llm.generate(prompt_of(thread), seed=call % 5, **OPTIONS).token_ids
 
@@ -57,11 +60,11 @@ def test_replies_of_threads_are_those_of_calls_made_alone(llm: LLM) -> None:
     found: list[list[list[int]]] = [[] for _ in range(N_THREADS)]
 
     def work(thread: int) -> None:
-        for call in range(N_CALLS):
+        for call in range(n_calls):
             found[thread].append(reply(thread, call))
 
     assert together(N_THREADS, work) == []
-    assert found == [[each[call % 5] for call in range(N_CALLS)] for each in alone]
+    assert found == [[each[call % 5] for call in range(n_calls)] for each in alone]
 
 
 def test_logits_and_streams_of_threads_do_not_mix(llm: LLM) -> None:

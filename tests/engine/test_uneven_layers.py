@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tests.engine.caches import rows
@@ -14,6 +15,8 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.facts import AttentionSpec, DenseSpec
 from vkmoe.quants import decode
+
+pytestmark = pytest.mark.usefixtures("one_device")
 
 TOKENS = [5, 17, 3, 250, 8, 1, 99, 42]
 

@@ -20,6 +20,8 @@ from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import MEMORY, Command, Copy, Dispatch, Program, Range
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 MODELS = Path(__file__).resolve().parent.parent / "fixtures" / "models"
 
 

@@ -16,6 +16,8 @@ from vkmoe.errors import VkmoeError
 from vkmoe.gguf_file import GgufFile
 from vkmoe.llm import LLM
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
