@@ -28,6 +28,7 @@ from tests.engine.tiny import (
 )
 from tests.needs import missing
 from tests.ops.tunings import chosen_device
+from tests.samples import sampled
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import Executor
 from vkmoe.config import EngineConfig
@@ -89,7 +90,13 @@ def prompt(engine: Engine, tokens: Sequence[int], cuts: Sequence[int], region: i
     return np.stack(found)
 
 
-@pytest.fixture(scope="module", params=["demo", *ONE_OF_EACH])
+# One with each kind of attention and of feed-forward block.
+SAMPLE = ("demo", "dense_tied", "gptoss_odd", "qwen2moe_top1", "deepseek2_v3")
+
+
+@pytest.fixture(
+    scope="module", params=sampled(["demo", *ONE_OF_EACH], SAMPLE.__contains__), ids=str
+)
 def path(request: pytest.FixtureRequest) -> Path:
     return demo_model_path() if request.param == "demo" else model_path(request.param)
 
