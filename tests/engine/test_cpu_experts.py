@@ -73,7 +73,7 @@ LAW = [*product(("demo", *with_experts(ONE_OF_EACH)), WAYS)]
 @pytest.fixture(
     scope="module",
     params=sampled(((case,) for case in LAW), lambda case: LAW.index(case[0]) % 4 == 0),
-    ids=map("-".join, LAW),
+    ids=["-".join(case) for case in LAW],
 )
 def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
     """The same model with 1, 2 and 4 threads beside the GPU."""
