@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import Served, serving
+from tests.server.conftest import Served, on_the_cpu, serving
 from vkmoe.cli.remote import RemoteModel, _checked
 
 from .conftest import FakeLLM, Run
+
+__all__ = ["on_the_cpu"]
 
 Handle = Callable[[BaseHTTPRequestHandler, dict[str, Any] | None], None]
 LISTED = {"data": [{"id": "first"}, {"id": "second"}]}
