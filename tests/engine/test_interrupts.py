@@ -27,7 +27,7 @@ TINY = model_path("moe_plain")
 CTX_SIZE, TOKENS = 64, (3, 17, 5, 9, 17, 40)
 # Without admission all that are missed get a slot: whether experts still move shows at once.
 MOVING: dict[str, Any] = {"expert_slots": 3, "expert_copies": "overlap", "promote_on_read": True,
-                          "expert_predictor": "correlation", "expert_admission": False}  # fmt: skip
+                          "expert_policy": "slru"}  # fmt: skip
 POOL = {"host_pool": "25%", "executor": "stepped"}
 WAYS: dict[str, dict[str, Any]] = {
     "resident": {"ubatch_size": 4},

@@ -173,7 +173,7 @@ def test_what_was_measured_is_remembered_of_each_model_and_its_options(folder: P
     assert asked("rtx3060-12gb").recall() == HYBRID
     assert asked("rtx3060-12gb", threads=3).recall().mode == "cache"
     assert asked("rtx3060-12gb", vram_margin="600MiB").recall().mode == "hybrid"
-    others = ({"vram_margin": "5GiB"}, {"threads": 2}, {"expert_predictor": "none"})
+    others = ({"vram_margin": "5GiB"}, {"threads": 2}, {"expert_policy": "lru"})
     assert not any(asked("rtx3060-12gb", **other).recall() for other in others)
     assert asked("8gb-nobar").recall() is None and len(list(folder.iterdir())) == 1
     card.remember(CACHE, {})
