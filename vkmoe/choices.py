@@ -1,8 +1,8 @@
 """This module spells the names between which options, plans and decisions choose, each once.
 
 The meaning of a choice is described where it is made: config.py for what a user may ask, placement/
-for what is decided, experts/decide/ for policies. What policies do is said here in a few words too,
-for options and for the page.
+for what is decided, experts/decide/ for policies. Options and the page describe a policy by the few
+words that stand here.
 """
 
 from __future__ import annotations
