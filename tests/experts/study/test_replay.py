@@ -71,7 +71,9 @@ def test_hits_are_those_of_the_experts_in_slots(
             for layer in range(3)
         ]
         assert result.hits[token].tolist() == found
-        residency.arrived(after_token(residency, routing))
+        residency.observe(routing[None])
+        residency.arrived(residency.decide())
+        residency.learn()  # behind the decision, as the engine does
         residency.check_integrity()
 
 
