@@ -10,7 +10,9 @@ import io
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +36,19 @@ GPT_OSS = ROOT / "tests" / "fixtures" / "models" / "gptoss_mxfp4.gguf"
 TOLERANCE = 0.03
 
 
-def _marks(path: Path, command: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Leave to CI what is slow, and other pages than README, whose options others test too."""
-    is_slow = re.match("vkmoe (tune|selftest|perplexity)", command)
-    return (pytest.mark.full,) if is_slow or path.name != "README.md" else ()
+def _commands() -> Iterator[Any]:
+    """Yield all commands; CI alone runs those that differ from another in their options only."""
+    begun = set()
+    for path in DOCUMENTS:
+        shown = dict(shown_outputs(path.read_text()))
+        scripts = [each for each in blocks(path.read_text(), "bash") if each not in shown]
+        for command in (line for script in scripts for line in command_lines(script)):
+            kind = tuple(command.split()[:2])
+            is_slow = kind in begun or re.match("VKMOE|vkmoe (tune|selftest|perplexity)", command)
+            begun.add(kind)
+            if command not in SPECIAL:
+                marks = [pytest.mark.full] if is_slow else []
+                yield pytest.param(command, id=f"{path.name}-{command}", marks=marks)
 
 
 SHOWN = [
@@ -47,13 +58,7 @@ SHOWN = [
     for path in DOCUMENTS
     for pair in shown_outputs(path.read_text())
 ]
-COMMANDS = [
-    pytest.param(command, id=f"{path.name}-{command}", marks=_marks(path, command))
-    for path in DOCUMENTS
-    for script in blocks(path.read_text(), "bash")
-    for command in command_lines(script)
-    if command not in SPECIAL and script not in dict(shown_outputs(path.read_text()))
-]
+COMMANDS = [*_commands()]
 TEXTS = "".join(path.read_text() for path in DOCUMENTS)
 INSTALLS = sorted({what.strip('"') for what in re.findall(r'pip install (\.|"[^"`]+")', TEXTS)})
 

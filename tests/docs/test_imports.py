@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,13 @@ EXPERTS = {
 }
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> tuple[str, ...]:
     """Absolute names of all that a file imports, at any depth; `from a import b` counts as a.b."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     package = ["vkmoe", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

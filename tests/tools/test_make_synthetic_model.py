@@ -103,7 +103,7 @@ def test_shapes_of_the_real_models(name: str, n_weights: float, experts: tuple[i
 @pytest.mark.parametrize(("name", "mix", "n_bytes"), [
     ("qwen3-30b-a3b", "q4_k_m", 18.6e9),
     ("gpt-oss-20b", "mxfp4", 12.1e9),
-    ("gpt-oss-120b", "mxfp4", 63.4e9),
+    pytest.param("gpt-oss-120b", "mxfp4", 63.4e9, marks=pytest.mark.full),
 ])  # fmt: skip
 def test_a_sparse_file_has_the_size_of_the_real_one_and_takes_no_disk(
     tmp_path: Path, name: str, mix: str, n_bytes: float

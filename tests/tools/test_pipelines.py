@@ -16,19 +16,16 @@ from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 
 found = cache(pipelines)
+pytestmark = pytest.mark.full
 
 
-@pytest.mark.full
 def test_every_compiled_variant_is_in_a_pipeline_of_some_tuning() -> None:
     """What no model of the list uses would never meet a real compiler."""
     used = {pipeline.variant for tuning in TUNINGS for pipeline in found(tuning)}
     assert used == {path.stem for path in spirv_folder().glob("*.spv")}
 
 
-@pytest.mark.parametrize(
-    "tuning",
-    [TUNINGS[0], *(pytest.param(tuning, marks=pytest.mark.full) for tuning in TUNINGS[1:])],
-)
+@pytest.mark.parametrize("tuning", TUNINGS)
 def test_every_kernel_and_model_is_there_and_no_name_twice(tuning: Tuning) -> None:
     assert {pipeline.kernel for pipeline in found(tuning)} == set(KERNELS)
     assert {model for models in found(tuning).values() for model in models} == set(MODELS)
