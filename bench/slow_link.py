@@ -29,8 +29,8 @@ from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.gpu.program import Command, Dispatch
 from vkmoe.gpu.transfer import Readback
-from vkmoe.ops.experts import UNIT_BYTES
-from vkmoe.ops.matmul import TILE_HEADER_WORDS
+from vkmoe.kernels.matmul.operations import TILE_HEADER_WORDS
+from vkmoe.kernels.memory.operations import UNIT_BYTES
 
 __all__ = ["SlowLink", "SlowPrompts", "SlowUploads", "throttle"]
 

@@ -13,8 +13,8 @@ import pytest
 from tests.gpu.invented import AMD
 from vkmoe import remembered
 from vkmoe.facts import DeviceInfo
-from vkmoe.ops.launches import KernelClass, Launch, kernel_class
-from vkmoe.ops.tuning import choose_tuning
+from vkmoe.kernels.launches import KernelClass, Launch, kernel_class
+from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.remembered import (
     Measured,
     Recalled,

@@ -34,8 +34,8 @@ from tools.pipelines import MODELS, Pipeline, pipelines
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.kernels import KERNELS
+from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.kv_types import KV_NUMBERS
-from vkmoe.ops.tuning import choose_tuning
 
 __all__ = ["COLUMNS", "Compiled", "column", "compile_all", "compiled_for", "spills", "waves"]
 

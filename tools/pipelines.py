@@ -24,7 +24,13 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
-from vkmoe.kv_types import KvTypes, both
+from vkmoe.kernels.attention.cases import CACHES
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.matvec.operations import Matrix
+from vkmoe.kernels.norms.operations import rms_norm
+from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
+from vkmoe.kernels.tuning import Tuning
+from vkmoe.kv_types import KvTypes
 from vkmoe.models import ModelFile, read_spec
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.program_sizes import DEFAULT_CTX_SIZE
@@ -39,11 +45,6 @@ from vkmoe.models.weights import (
 )
 from vkmoe.models.workspace import KvAddresses, RowSizes, Workspace, attention_kernels
 from vkmoe.modes import Cache, ExpertMode, Hybrid, Resident
-from vkmoe.ops.context import OpContext
-from vkmoe.ops.matvec import Matrix
-from vkmoe.ops.norms import rms_norm
-from vkmoe.ops.prompt_experts import BroughtPlaces
-from vkmoe.ops.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
 from vkmoe.weights.sizes import expert_shape
 
@@ -55,8 +56,7 @@ KEPT, GATHERED = Cache(promotes=True), Cache("gather")
 BESIDE_CPU, OF_ALL_TYPES = Hybrid(), "qwen3-30b-a3b"  # with what, and whose
 # Two of several columns, as more have no other kernels; a prompt whose experts have several tiles.
 SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (64,))
-F16 = both("f16")
-OTHER_CACHES = (both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))  # than f16, of any model
+F16, *OTHER_CACHES = CACHES  # the others of any model
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
 
 

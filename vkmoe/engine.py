@@ -36,10 +36,10 @@ from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
 from vkmoe.interrupts import at_checkpoints, checkpoint
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import KvCaches
-from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds

@@ -8,7 +8,7 @@ A region of a cache has the rows of one sequence: [n_kv_heads][context] rows of 
   whole 32-bit words. So a row's quants begin at a multiple of 8 bytes, and 8.5 bits hold a number.
 
 shaders/include/kv_types.glsl reads and writes regions on GPUs, cpu/native/cache_rows.cpp on the
-CPU, reference/kv_cache.py in the twins.
+CPU, kernels/attention/caches.py in the twins.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from vkmoe.cpu.device import cpu_info
 from vkmoe.experts.records.keeper import write_whole
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import spirv_folder
-from vkmoe.ops.launches import KEEPING, KernelClass, Launch, MatvecFamily
-from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, MatvecFamily
+from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.quants import HAS_KERNEL
 from vkmoe.typed_json import plain, typed
 

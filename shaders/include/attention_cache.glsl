@@ -2,7 +2,7 @@
 // Needs: kv_types.glsl, attention_state.glsl, params.glsl, the push constant `mode`; N_CACHES, that a row is appended to, and
 // own_dim(cache, kv_head, d): one dim of this token's row of one of them.
 
-// What a dispatch does, as ops/attention.py numbers it; the caches are the same after each way.
+// What a dispatch does, as kernels/attention/operations.py numbers it; the caches are the same after each way.
 const uint WHOLE = 0u, APPEND = 1u, READ = 2u;
 
 // Where the region of this row's sequence begins.

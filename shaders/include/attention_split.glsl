@@ -1,5 +1,5 @@
 // Which positions of the KV cache each attention split owns: a function of position and window alone.
-// Must be kept in sync with first_seen and split_positions in vkmoe/reference/attention.py.
+// Must be kept in sync with first_seen and split_positions in vkmoe/kernels/attention/twins.py.
 // Needs: params.glsl included, N_SPLITS defined as a specialisation constant.
 const uint SPLIT_STEP = 32u; // splits are whole multiples of this, so short contexts use few splits
 

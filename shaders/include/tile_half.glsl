@@ -1,7 +1,7 @@
 // What tile_shared.glsl multiplies with HALF_TILES: f16, two neighbours a word, so that an instruction has two products. A chunk
 // of a row, and of a column, is first multiplied by a power of two that brings its largest number to 16 or more, below 32: no
 // sum can overflow, and what is too small for f16 is below 2^-18 of the largest. A chunk's products are added up in f16, even
-// ones and odd ones apart; chunks in f32. vkmoe/reference/matmul.py bounds the error.
+// ones and odd ones apart; chunks in f32. vkmoe/kernels/matmul/twins.py bounds the error.
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 
 #define Slice uvec4

@@ -18,9 +18,8 @@ from vkmoe.bench.copies import measure_link_speeds
 from vkmoe.bench.decode import token_bytes
 from vkmoe.bench.kernels import KernelChoice
 from vkmoe.bench.measure import Mode, Output, Summary
-from vkmoe.bench.shapes import MODELS, TINY, KernelShapes, shapes_of
+from vkmoe.bench.shapes import MODELS, shapes_of
 from vkmoe.bench.transfer import TransferChoice
-from vkmoe.bench.works import WORKS, Setup, selecting
 from vkmoe.choices import TuningSource
 from vkmoe.cpu.device import cpu_info, cpu_kernels
 from vkmoe.errors import UsageError
@@ -30,14 +29,16 @@ from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
+from vkmoe.kernels.families import FAMILIES, selecting
+from vkmoe.kernels.family import Setup
+from vkmoe.kernels.inputs import WEIGHT_TYPES, compared_types
+from vkmoe.kernels.launches import KernelClass, Launch
+from vkmoe.kernels.shapes import TINY, KernelShapes
+from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
-from vkmoe.ops.launches import KernelClass, Launch
-from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.quants import HAS_KERNEL, TYPES
-from vkmoe.selftest.families import FAMILIES
-from vkmoe.selftest.inputs import WEIGHT_TYPES, compared_types
-from vkmoe.selftest.launches.cases import works_of
+from vkmoe.selftest.matrices import works_of
 from vkmoe.selftest.suite import compiled_variants
 from vkmoe.weights.mapped import kept_type
 
@@ -115,7 +116,7 @@ def test_every_kernel_of_a_cpu_is_measured_in_every_type(cpu_native: None) -> No
     info = cpu_info()
     models = kernels.models_of(SMALL, info.layout)
     found, left_out = kernels.chosen_jobs(SMALL, models, choose_tuning(info), info)
-    assert {job.setup.variant.family for job in found} == cpu_kernels() & set(WORKS)
+    assert {job.setup.variant.family for job in found} == cpu_kernels() & set(FAMILIES)
     of_weights = {job.setup.variant.axis for job in found if job.work.n_weights}
     assert of_weights == {*WEIGHT_TYPES, *compared_types()} and not left_out
 
@@ -274,10 +275,6 @@ def test_files_of_every_architecture_have_shapes(path: Path) -> None:
         assert found >= {"matvec", "expert_down"}
 
 
-def test_every_kernel_has_shapes() -> None:
-    assert set(WORKS) == set(FAMILIES)
-
-
 def test_every_variant_has_work_in_every_model_or_a_reason_for_none() -> None:
     """Shapes are built without a device; every weight type fits at least one model everywhere."""
     fits: dict[str, set[str]] = {}
@@ -285,7 +282,7 @@ def test_every_variant_has_work_in_every_model_or_a_reason_for_none() -> None:
     for variant in compiled_variants():
         tuning = selecting(variant, choose_tuning(INFO), INFO)
         for shapes in (TINY, *MODELS.values()):
-            works = list(WORKS[variant.family](Setup(variant, tuning, shapes)))
+            works = list(FAMILIES[variant.family].works(Setup(variant, tuning, shapes)))
             assert all(work.what for work in works), variant
             if not all(work.misfit for work in works):
                 fits.setdefault(variant.name, set()).add(shapes.name)

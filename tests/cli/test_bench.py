@@ -21,9 +21,10 @@ from vkmoe.bench.transfer import PARTS, TransferChoice
 from vkmoe.cli.bench import kernels as kernels_command
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, choose_device, list_devices
-from vkmoe.ops.launches import KernelClass, Launch
-from vkmoe.ops.tuning import Tuning, choose_tuning
-from vkmoe.selftest.suite import Case, Variant, run_variant
+from vkmoe.kernels.family import Variant
+from vkmoe.kernels.launches import KernelClass, Launch
+from vkmoe.kernels.tuning import Tuning, choose_tuning
+from vkmoe.selftest.suite import Case, run_variant
 
 from .conftest import Run
 

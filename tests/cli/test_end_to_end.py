@@ -23,8 +23,8 @@ from vkmoe.cli.app import root
 from vkmoe.experts.records.trace import TraceWriter
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.option_fields import environment_name
+from vkmoe.selftest import launches as launch_choice
 from vkmoe.selftest import suite
-from vkmoe.selftest.launches import choice as launch_choice
 
 from .conftest import Run
 

@@ -13,12 +13,12 @@ from tests.cli.conftest import Run
 from vkmoe import remembered
 from vkmoe.choices import TuningSource
 from vkmoe.gpu.device import choose_device, list_devices
+from vkmoe.kernels.launches import Launch
 from vkmoe.llm import LLM
-from vkmoe.ops.launches import Launch
 from vkmoe.remembered import recall
-from vkmoe.selftest.launches import cases as launch_cases
-from vkmoe.selftest.launches import choice as launch_choice
-from vkmoe.selftest.launches.cases import MatrixWork, largest_of_each_class, works_of
+from vkmoe.selftest import launches as launch_choice
+from vkmoe.selftest import matrices as launch_cases
+from vkmoe.selftest.matrices import MatrixWork, largest_of_each_class, works_of
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -15,7 +15,7 @@ from vkmoe.errors import GpuError, OutOfMemoryError
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.device import memory_type_candidates
 from vkmoe.gpu.program import Program, Range, TensorRef, memory_range
-from vkmoe.ops.norms import RMS_NORM
+from vkmoe.kernels.norms.operations import RMS_NORM
 
 
 def test_it_is_a_cpu_with_one_memory(native: Any) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.cpu.programs import Rig
+from vkmoe.kernels.inputs import WEIGHT_TYPES, other_types, random_rows
+from vkmoe.kernels.rounding import multiply
 from vkmoe.quants import FOR_THREADS, decode
 from vkmoe.quants.types import BY_ID, TYPES
-from vkmoe.reference.inputs import multiply
-from vkmoe.selftest.inputs import WEIGHT_TYPES, other_types, random_rows
 
 N_ROWS, N_COLUMNS = 130, 768
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from tests.cpu.programs import Rig, words
 from vkmoe.cpu.device import CpuDevice, cpu_info
-from vkmoe.ops.tuning import choose_tuning
+from vkmoe.kernels.experts.twins import activated
+from vkmoe.kernels.families import FAMILIES
+from vkmoe.kernels.inputs import random_rows
+from vkmoe.kernels.rounding import multiply
+from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.quants.types import TYPES
-from vkmoe.reference.experts import activated
-from vkmoe.reference.inputs import multiply
-from vkmoe.selftest.families import FAMILIES
-from vkmoe.selftest.inputs import random_rows
 from vkmoe.selftest.suite import run_variant, variants_of
 
 # What no program of a CPU has: experts are read where they are, a GPU joins what both computed, and

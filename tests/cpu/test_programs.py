@@ -9,10 +9,10 @@ import pytest
 
 from tests.cpu.programs import Rig, words
 from vkmoe.gpu.kernels import KERNELS
+from vkmoe.kernels.inputs import random_rows
+from vkmoe.kernels.rounding import multiply
 from vkmoe.quants import decode
 from vkmoe.quants.types import TYPES, Bytes
-from vkmoe.reference.inputs import multiply
-from vkmoe.selftest.inputs import random_rows
 
 Q8_K = TYPES["Q8_K"].ggml_id
 WIDTH = 512
@@ -23,8 +23,8 @@ def product(rows: Bytes, x: np.ndarray[Any, Any], name: str = "Q4_K") -> Any:
 
 
 def test_every_kernel_is_one_that_programs_name(native: Any) -> None:
-    import vkmoe.ops.matvec
-    import vkmoe.ops.norms  # noqa: F401
+    import vkmoe.kernels.matvec.operations
+    import vkmoe.kernels.norms.operations  # noqa: F401
 
     assert set(native.kernels()) <= set(KERNELS)
 

@@ -23,8 +23,7 @@ LAYERS = (
     ("gguf_file", "gpu"),
     ("cpu",),
     ("devices",),
-    ("reference",),
-    ("ops", "experts"),
+    ("kernels", "experts"),
     ("models", "remembered"),
     ("weights",),
     ("execute", "placement", "generate"),
@@ -91,7 +90,7 @@ def test_only_its_own_part_imports_an_extension(part: str) -> None:
 
 def test_cli_never_sees_a_kernel() -> None:
     """Commands talk to `LLM` and to lists of devices, not to programs, kernels or ops."""
-    forbidden = ("vkmoe.ops", "vkmoe.gpu.kernels", "vkmoe.gpu.program", "vkmoe.gpu.backend")
+    forbidden = ("vkmoe.kernels", "vkmoe.gpu.kernels", "vkmoe.gpu.program", "vkmoe.gpu.backend")
     for path in SOURCES:
         if part_of(path) == "cli":
             seen = [name for name in imports_of(path) if name.startswith(forbidden)]

@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.generate.conftest import shared
+from tests.kernels.tunings import ODD_LAUNCHES
 from tests.live import live_objects
-from tests.ops.tunings import ODD_LAUNCHES
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.llm import LLM
-from vkmoe.ops.tuning import Tuning
 
 __all__ = ["shared"]
 

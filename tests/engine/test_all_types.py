@@ -18,7 +18,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import spirv_words
-from vkmoe.ops.tuning import Tuning
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -26,8 +26,8 @@ from tests.engine.tiny import (
     model_path,
     rewrite,
 )
+from tests.kernels.tunings import chosen_device
 from tests.needs import missing
-from tests.ops.tunings import chosen_device
 from tests.samples import sampled
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import Executor
@@ -36,12 +36,12 @@ from vkmoe.engine import Engine
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
+from vkmoe.kernels.matmul.operations import TILE_HEADER_WORDS
+from vkmoe.kernels.prompt_experts.twins import N_ROUNDS
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
-from vkmoe.ops.matmul import TILE_HEADER_WORDS
-from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.pools import SlotLayout
-from vkmoe.reference.prompt_experts import N_ROUNDS
 from vkmoe.weights.sizes import weight_bytes
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -18,8 +18,8 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Program
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.llm import LLM
-from vkmoe.ops.tuning import Tuning
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -17,9 +17,9 @@ from tools.make_demo_model import make as make_demo_model
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.models import ARCHITECTURES
-from vkmoe.ops.tuning import Tuning
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

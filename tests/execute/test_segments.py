@@ -20,7 +20,7 @@ from vkmoe.execute.segments import (
     layer_ends,
 )
 from vkmoe.gpu.program import Command, Dispatch, Mark
-from vkmoe.ops.tuning import Tuning
+from vkmoe.kernels.tuning import Tuning
 
 LAYERS = {
     "moe": [MOE] * 3,

@@ -29,11 +29,12 @@ from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Dispatch, Program, TensorRef
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.tuning import Tuning
+from vkmoe.kernels.experts.cases import DownCase, GateUpCase
+from vkmoe.kernels.experts.spans import Use
+from vkmoe.kernels.inputs import WEIGHT_TYPES
+from vkmoe.kernels.matvec.cases import MatvecCase, ResidualCase
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants.types import TYPES
-from vkmoe.selftest.experts import DownCase, GateUpCase, Use
-from vkmoe.selftest.inputs import WEIGHT_TYPES
-from vkmoe.selftest.matvec import MatvecCase, ResidualCase
 
 SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 COUNTER = TensorRef("bytes loaded", 2)  # [by 16-byte loads, by 4-byte loads]

@@ -169,9 +169,9 @@ def test_what_a_model_reaches_by_address_is_declared(program: Program) -> None:
 def test_independent_matrices_share_no_barrier() -> None:
     """q, k and v of different types take several dispatches, none of which waits for another."""
     from vkmoe.gpu.program import TensorRef
-    from vkmoe.ops.context import OpContext
-    from vkmoe.ops.matvec import Matrix, matvec
-    from vkmoe.ops.tuning import Tuning
+    from vkmoe.kernels.context import OpContext
+    from vkmoe.kernels.matvec.operations import Matrix, matvec
+    from vkmoe.kernels.tuning import Tuning
 
     made = Program("qkv")
     matrices = [

@@ -10,11 +10,11 @@ import pytest
 from tests.gpu.test_bytes_loaded import CountingRunner, counting_spirv, n_bindings
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device
-from vkmoe.ops.attention_shapes import AttentionSplit, choose_split
-from vkmoe.ops.tuning import Tuning
-from vkmoe.reference.attention import split_positions
-from vkmoe.selftest.attention import AttentionCase, LatentCase, deepseek2_shape, gpt_oss_shape
-from vkmoe.selftest.comparison import Checks
+from vkmoe.kernels.attention.cases import AttentionCase, LatentCase, deepseek2_shape, gpt_oss_shape
+from vkmoe.kernels.attention.shapes import AttentionSplit, choose_split
+from vkmoe.kernels.attention.twins import split_positions
+from vkmoe.kernels.comparison import Checks
+from vkmoe.kernels.tuning import Tuning
 
 POSITION = 150
 

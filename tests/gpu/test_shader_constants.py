@@ -9,17 +9,17 @@ import pytest
 
 from vkmoe.experts.store import table
 from vkmoe.gpu import token_io
-from vkmoe.ops import (
-    attention,
-    attention_shapes,
-    candidates,
-    experts,
-    matmul,
-    prompt_attention,
-    router,
-)
-from vkmoe.reference import logits as twins
-from vkmoe.reference import prompt_experts as prompt_twins
+from vkmoe.kernels.attention import operations as attention
+from vkmoe.kernels.attention import shapes as attention_shapes
+from vkmoe.kernels.experts import operations as experts
+from vkmoe.kernels.logits import operations as candidates
+from vkmoe.kernels.logits import twins
+from vkmoe.kernels.matmul import operations as matmul
+from vkmoe.kernels.memory import operations as memory
+from vkmoe.kernels.prompt_attention import operations as prompt_attention
+from vkmoe.kernels.prompt_experts import twins as prompt_twins
+from vkmoe.kernels.router import operations as router
+from vkmoe.kernels.router import twins as router_twins
 
 SHADERS = Path(__file__).resolve().parents[2] / "shaders"
 CONSTANTS = {
@@ -37,7 +37,7 @@ CONSTANTS = {
     },
     "expert_down.comp": {"NO_WORD": experts.NO_WORD},
     "combine_rows.comp": {"NO_WORD": experts.NO_WORD},
-    "include/copy_span.glsl": {"UNITS": experts.UNITS_PER_LANE},
+    "include/copy_span.glsl": {"UNITS": memory.UNITS_PER_LANE},
     "include/tile_list.glsl": {"N_ROUNDS": matmul.N_ROUNDS},
     "expert_tiles.comp": {"AT_HOME": table.AT_HOME},
     "include/prompt_tile.glsl": {
@@ -79,6 +79,6 @@ def test_a_shader_has_the_numbers_of_its_host_code(name: str) -> None:
 
 
 def test_twins_have_them_too() -> None:
-    assert twins.AT_HOME == table.AT_HOME
+    assert router_twins.AT_HOME == table.AT_HOME
     assert twins.N_CANDIDATES == candidates.N_CANDIDATES
     assert prompt_twins.N_ROUNDS == matmul.N_ROUNDS

@@ -28,12 +28,12 @@ from tests.gpu.spirv import (
 from vkmoe.choices import KvType
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS, KernelSpec
+from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape, choose_split, type_numbers
+from vkmoe.kernels.launches import Launch, MatvecFamily, Tile, kernel_class
+from vkmoe.kernels.prompt_attention.operations import choose_tiling
+from vkmoe.kernels.router.operations import MAX_EXPERTS
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
-from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split, type_numbers
-from vkmoe.ops.launches import Launch, MatvecFamily, Tile, kernel_class
-from vkmoe.ops.prompt_attention import choose_tiling
-from vkmoe.ops.router import MAX_EXPERTS
-from vkmoe.ops.tuning import Tuning
 
 NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))
 SHARED_LIMIT = 16384  # the least maxComputeSharedMemorySize Vulkan allows

@@ -16,10 +16,10 @@ from typing import Any, get_args
 from tools.gpu_drivers import GPUS, command, folder
 from vkmoe.bench.shapes import SIZES, ModelSizes
 from vkmoe.gpu.device import Device, Intent
+from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape, choose_split
+from vkmoe.kernels.launches import kernel_class
+from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.kv_types import both
-from vkmoe.ops.attention_shapes import AttentionShape, LatentShape, choose_split
-from vkmoe.ops.launches import kernel_class
-from vkmoe.ops.tuning import choose_tuning
 
 STORED = Path(__file__).with_name("choices.json")
 CONTEXT = 4096

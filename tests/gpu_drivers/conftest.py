@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.needs import missing
-from tools.gpu_drivers import folder, is_complete
+from tools.gpu_drivers import GPUS, folder, is_complete
 
 # One of each maker, for what takes seconds on every driver.
 OF_EACH_MAKER = ("navi31", "nvk-ampere", "anv-dg2")
+# All of them; those beside one of each maker are for CI.
+EVERY_GPU = [
+    gpu if gpu in OF_EACH_MAKER else pytest.param(gpu, marks=pytest.mark.full) for gpu in GPUS
+]
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.gpu_drivers import GPUS, command
+from tools.gpu_drivers import command
 
 from .choices import STORED, on_gpu
-from .conftest import OF_EACH_MAKER
+from .conftest import EVERY_GPU, OF_EACH_MAKER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = {
@@ -25,7 +25,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("gpu", EVERY_GPU)
 def test_every_gpu_is_given_the_memory_queues_and_mapping_stored_for_it(
     drivers: Path, gpu: str
 ) -> None:
@@ -34,18 +34,30 @@ def test_every_gpu_is_given_the_memory_queues_and_mapping_stored_for_it(
     assert on_gpu(gpu) == stored[gpu]
 
 
+@pytest.mark.parametrize("gpu", EVERY_GPU)
+def test_a_device_that_computes_nothing_gives_one_error_and_no_text(
+    drivers: Path, gpu: str
+) -> None:
+    _one_error(drivers, gpu)
+
+
 @pytest.mark.parametrize(
     ("gpu", "mode"),
     [
-        *((gpu, ()) for gpu in GPUS),
-        *((gpu, mode) for gpu in OF_EACH_MAKER for mode in MODES.values()),
+        ("navi31", "slots"),
+        *(
+            pytest.param(gpu, mode, marks=pytest.mark.full)
+            for gpu in OF_EACH_MAKER
+            for mode in MODES
+        ),
     ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_a_device_that_computes_nothing_gives_one_error_and_no_text(
-    drivers: Path, gpu: str, mode: tuple[str, ...]
-) -> None:
-    program = [sys.executable, "-m", "vkmoe", "generate", "-p", "def", "-n", "2", *mode]
+def test_so_does_every_way_of_running(drivers: Path, gpu: str, mode: str) -> None:
+    _one_error(drivers, gpu, *MODES[mode])
+
+
+def _one_error(drivers: Path, gpu: str, *options: str) -> None:
+    program = [sys.executable, "-m", "vkmoe", "generate", "-p", "def", "-n", "2", *options]
     words, environment = command(drivers, gpu, program)
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and not done.stdout.strip()
@@ -53,7 +65,9 @@ def test_a_device_that_computes_nothing_gives_one_error_and_no_text(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("gpu", OF_EACH_MAKER)
+@pytest.mark.parametrize(
+    "gpu", ["navi31", *(pytest.param(gpu, marks=pytest.mark.full) for gpu in OF_EACH_MAKER[1:])]
+)
 def test_the_self_test_of_a_device_that_computes_nothing_ends_in_its_finding(
     drivers: Path, gpu: str
 ) -> None:

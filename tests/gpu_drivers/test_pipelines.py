@@ -5,18 +5,17 @@ registers.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tools.gpu_drivers import GPUS, command
+from tools.gpu_drivers import GPUS, command, folder
 from tools.kernel_statistics import COLUMNS, LOADS, Compiled, _read_kept, compiled_for
 
 from .conftest import OF_EACH_MAKER
@@ -39,26 +38,27 @@ SPILLS = (*COLUMNS["spilled"], *COLUMNS["scratch"])
 ALLOWED: tuple[Allowed, ...] = ()
 
 
-@pytest.fixture(scope="module")
-def compiled(drivers: Path) -> Iterator[Mapping[str, Future[list[Compiled]]]]:
-    """What each GPU's compiler says; several work at once, and a test waits for its own.
-
-    Of kernels that have changed since they were last compiled here; all where there is no record.
-    """
-    pool = ThreadPoolExecutor(os.cpu_count())
-    try:
-        records = {gpu: drivers / "compiled" / f"{gpu}.json" for gpu in GPUS}
-        yield {gpu: pool.submit(compiled_for, gpu, kept=kept) for gpu, kept in records.items()}
-    finally:  # where few tests were chosen, or Ctrl-C came
-        pool.shutdown(cancel_futures=True)
+# Pipelines of one type on a GPU of each maker; CI compiles all of them on every GPU.
+SAMPLE = "q4_k"
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-def test_every_pipeline_compiles_and_spills_nothing(
-    compiled: Mapping[str, Future[list[Compiled]]], gpu: str
-) -> None:
-    rows = compiled[gpu].result()  # raises where one does not compile
-    assert len({row.name for row in rows}) == len(rows) > 200
+def samples(gpus: Iterable[str]) -> list[Any]:
+    """The sample on a GPU of each maker, and everything on all of `gpus`."""
+    few = [(gpu, SAMPLE) for gpu in gpus if gpu in OF_EACH_MAKER]
+    return [*few, *(pytest.param(gpu, "", marks=pytest.mark.full) for gpu in gpus)]
+
+
+@cache
+def compiled(gpu: str, only: str) -> list[Compiled]:
+    """What a GPU's compiler says of kernels that have changed since they were compiled here."""
+    return compiled_for(gpu, only, kept=folder() / "compiled" / f"{gpu}.json")
+
+
+@pytest.mark.usefixtures("drivers")
+@pytest.mark.parametrize(("gpu", "only"), samples(GPUS))
+def test_every_pipeline_compiles_and_spills_nothing(gpu: str, only: str) -> None:
+    rows = compiled(gpu, only)  # raises where one does not compile
+    assert len({row.name for row in rows}) == len(rows) > (20 if only else 200)
     assert all(set(SPILLS) & set(row.statistics) for row in rows), "the driver has other names"
     found = [f"{row.name}: {spills}" for row in rows if (spills := _spills(row, gpu))]
     assert not found, "\n".join(found)
@@ -81,21 +81,20 @@ def _spills(row: Compiled, gpu: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("gpu", OF_EACH_MAKER)
-def test_no_family_needs_more_than_it_did(
-    compiled: Mapping[str, Future[list[Compiled]]], gpu: str
-) -> None:
+@pytest.mark.usefixtures("drivers")
+@pytest.mark.parametrize(("gpu", "only"), samples(OF_EACH_MAKER))
+def test_no_family_needs_more_than_it_did(gpu: str, only: str) -> None:
     """Where the new figures are wanted: python -m tests.gpu_drivers.limits."""
-    found = list(worse(figures(compiled[gpu].result()), stored(gpu)))
+    then = {name: numbers for name, numbers in stored(gpu).items() if only in name}
+    found = list(worse(figures(compiled(gpu, only)), then))
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("gpu", [*RDNA, *GCN])
-def test_waves_fit_and_code_is_short(
-    compiled: Mapping[str, Future[list[Compiled]]], gpu: str
-) -> None:
-    rows = compiled[gpu].result()
-    assert {kernel_of(row) for row in rows} >= WAVES.keys()
+@pytest.mark.usefixtures("drivers")
+@pytest.mark.parametrize(("gpu", "only"), samples([*RDNA, *GCN]))
+def test_waves_fit_and_code_is_short(gpu: str, only: str) -> None:
+    rows = compiled(gpu, only)
+    assert only or {kernel_of(row) for row in rows} >= WAVES.keys()
     found = list(beyond(rows, gpu))
     assert not found, "\n".join(found)
 

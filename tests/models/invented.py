@@ -19,6 +19,10 @@ from vkmoe.facts import (
     RopeSpec,
 )
 from vkmoe.gpu.program import Dispatch, Program, memory_range
+from vkmoe.kernels.experts.operations import ExpertShape, SpanBiases, SpanMatrix
+from vkmoe.kernels.launches import KernelClass, Launch
+from vkmoe.kernels.matvec.operations import BLOCK_WEIGHTS, Matrix
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import both
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.weights import (
@@ -32,10 +36,6 @@ from vkmoe.models.weights import (
 )
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
 from vkmoe.modes import RESIDENT, ExpertMode
-from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
-from vkmoe.ops.launches import KernelClass, Launch
-from vkmoe.ops.matvec import BLOCK_WEIGHTS, Matrix
-from vkmoe.ops.tuning import Tuning
 
 __all__ = [
     "DENSE",

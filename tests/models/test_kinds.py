@@ -16,8 +16,8 @@ from vkmoe.facts import DenseSpec, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.modes import Cache, ExpertMode, Resident
-from vkmoe.ops.tuning import Tuning
 
 GROUPED = ["qkv", "attention", "attention combine", "output"]
 LATENT = ["q/kv", "absorbed", "attention", "attention combine", "values", "output"]

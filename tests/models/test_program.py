@@ -20,8 +20,8 @@ from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Dispatch, Program
-from vkmoe.ops.router import router_topk
-from vkmoe.ops.tuning import Tuning
+from vkmoe.kernels.router.operations import router_topk
+from vkmoe.kernels.tuning import Tuning
 
 MOST_DISPATCHES = 9  # of a layer
 

@@ -14,8 +14,8 @@ from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Range
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.modes import Cache, ExpertMode
-from vkmoe.ops.tuning import Tuning
 
 KEEP, GATHER = Cache(promotes=True), Cache("gather", promotes=True)
 MIXED = [MOE, (Types(v="Q6_K", up="Q8_0"), True), DENSE, MOE]

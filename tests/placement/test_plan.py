@@ -250,7 +250,7 @@ def test_a_context_beyond_the_model_s_is_refused() -> None:
 
 
 def test_a_layer_s_cache_stays_below_4_gib() -> None:
-    """ops/attention.py asserts it; the hint names the largest context that can be had."""
+    """The operation asserts it; the hint names the largest context that can be had."""
     wide = with_mixer(replace(SPEC, context_length=10**7), n_kv_heads=8)
     with pytest.raises(UsageError, match="4 GiB") as caught:
         context_size(EngineConfig(ctx_size=3 * 10**6), wide)

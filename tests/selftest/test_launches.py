@@ -18,13 +18,14 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
+from vkmoe.kernels.launches import KernelClass, Launch, kernel_class
+from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
-from vkmoe.ops.launches import KernelClass, Launch, kernel_class
-from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.remembered import Measured
-from vkmoe.selftest.launches import choice as launch_choice
-from vkmoe.selftest.launches.cases import (
+from vkmoe.selftest import launches as launch_choice
+from vkmoe.selftest.launches import _Tuner, candidates, choose, measure_launches
+from vkmoe.selftest.matrices import (
     COMMON_TYPES,
     N_PARTIALS,
     MatrixWork,
@@ -32,7 +33,6 @@ from vkmoe.selftest.launches.cases import (
     largest_of_each_class,
     works_of,
 )
-from vkmoe.selftest.launches.choice import _Tuner, candidates, choose, measure_launches
 
 GPU = replace(
     AMD,

@@ -9,11 +9,11 @@ import pytest
 
 from tests.gpu.invented import DEVICES
 from vkmoe.facts import DeviceInfo
-from vkmoe.ops.tuning import choose_tuning
+from vkmoe.kernels import inputs
+from vkmoe.kernels.family import Setting
+from vkmoe.kernels.inputs import WEIGHT_TYPES, random_rows
+from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.quants import device_row_bytes
-from vkmoe.selftest import inputs
-from vkmoe.selftest.families import Setting
-from vkmoe.selftest.inputs import WEIGHT_TYPES, random_rows
 
 
 def measured_bytes(info: DeviceInfo, kind: str, n_matrices: int) -> int:

@@ -11,8 +11,8 @@ from tests.models.invented import TUNINGS
 from tools.pipelines import MODELS, Pipeline, pipelines
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS
-from vkmoe.ops.launches import KEEPING
-from vkmoe.ops.tuning import Tuning
+from vkmoe.kernels.launches import KEEPING
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 
 found = cache(pipelines)

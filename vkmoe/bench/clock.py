@@ -26,11 +26,10 @@ from vkmoe.gpu.link_speed import measure_link
 from vkmoe.gpu.program import Dispatch, Program
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.selftest.comparison import Check, Checks
-from vkmoe.selftest.logits import FinishCase
+from vkmoe.kernels.comparison import Check, Checks
+from vkmoe.kernels.logits.cases import EMPTIEST
 
 __all__ = [
-    "EMPTIEST",
     "MIB",
     "Clock",
     "LinkRows",
@@ -46,7 +45,6 @@ __all__ = [
 
 MIB = 1 << 20
 MIN_SECONDS = 1e-8  # of what noise or a coarse clock makes nothing
-EMPTIEST = FinishCase((1,))  # one workgroup, which stores one word
 N_SUBMITS = 20  # in each repeat
 HINT = "nothing wrong is timed; `vkmoe selftest` says what else this device computes wrongly"
 

@@ -27,11 +27,12 @@ from vkmoe.errors import UsageError
 from vkmoe.experts.decide.settings import sizing_line
 from vkmoe.facts import DeviceInfo
 from vkmoe.generate.text.tokenizer import Tokenizer
+from vkmoe.kernels.family import Variant
 from vkmoe.llm import demo_model_path, read_tokenizer
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
 from vkmoe.quants import device_row_bytes
-from vkmoe.selftest.suite import Variant, run_variant, variants_of
+from vkmoe.selftest.suite import run_variant, variants_of
 from vkmoe.weights.mapped import kept_type, mapped_bytes, spans_in_file
 from vkmoe.weights.placer import Progress
 from vkmoe.weights.sizes import weight_bytes

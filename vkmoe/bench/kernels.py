@@ -17,8 +17,7 @@ from vkmoe.bench.clock import Clock, Memory, Roofline, check_or_raise, last_disp
 from vkmoe.bench.defaults import LARGEST_MIB, MODEL, REPEATS
 from vkmoe.bench.environment import show_card
 from vkmoe.bench.measure import Output, Summary, document
-from vkmoe.bench.shapes import MODELS, TINY, KernelShapes, shapes_of
-from vkmoe.bench.works import WORKS, Setup, Work, selecting
+from vkmoe.bench.shapes import MODELS, shapes_of
 from vkmoe.choices import Layout, TuningSource
 from vkmoe.devices import open_device
 from vkmoe.errors import UsageError
@@ -26,12 +25,14 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
+from vkmoe.kernels.families import FAMILIES, selecting
+from vkmoe.kernels.family import Setup, Variant, Work
+from vkmoe.kernels.inputs import compared_types
+from vkmoe.kernels.shapes import TINY, KernelShapes
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import open_model
-from vkmoe.ops.tuning import Tuning
 from vkmoe.remembered import tuning_for
-from vkmoe.selftest.families import FAMILIES
-from vkmoe.selftest.inputs import compared_types
-from vkmoe.selftest.suite import Variant, compiled_variants, variants_of
+from vkmoe.selftest.suite import compiled_variants, variants_of
 
 __all__ = ["KernelChoice", "run"]
 
@@ -62,7 +63,7 @@ class KernelChoice:
     def __post_init__(self) -> None:
         compiled = {variant.axis for variant in compiled_variants() if variant.axis}
         types = sorted(compiled | set(compared_types()))
-        _refuse_unknown("--family", self.families, WORKS)
+        _refuse_unknown("--family", self.families, FAMILIES)
         _refuse_unknown("--type", [name.upper() for name in self.types], types)
         names = [name for name in self.models if not _is_file(name)]
         _refuse_unknown("--model", names, [*MODELS, "all", "tiny", "FILE.gguf"])
@@ -188,7 +189,7 @@ def _candidates(
     types = [name.upper() for name in choice.types]
     few = choice.quick or any(shapes.types for shapes in models)
     for variant in variants_of(info):
-        assert variant.family in WORKS, f"{variant.name} has no shapes in bench/works.py"
+        assert variant.family in FAMILIES, f"{variant.name} is of no family"
         wanted = not choice.families or variant.family in choice.families
         wanted &= not types or variant.axis in types
         wanted &= choice.all_mappings or _selects(own, variant)
@@ -212,7 +213,7 @@ def _is_usual(job: Job, quick: bool, few: bool) -> bool:
 
 def _of_models(variant: Variant, tuning: Tuning, models: Sequence[KernelShapes]) -> list[Job]:
     setups = (Setup(variant, tuning, shapes) for shapes in models)
-    return [Job(setup, work) for setup in setups for work in WORKS[variant.family](setup)]
+    return [Job(setup, work) for setup in setups for work in FAMILIES[variant.family].works(setup)]
 
 
 def _selects(own: Tuning, variant: Variant) -> bool:

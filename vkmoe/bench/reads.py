@@ -25,12 +25,12 @@ from vkmoe.gpu.device import EXCLUDED, Device, translate_errors, vulkan_errors
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.ops.context import OpContext
-from vkmoe.ops.matvec import Matrix, matvec
-from vkmoe.ops.tuning import Tuning, choose_tuning
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.inputs import random_rows
+from vkmoe.kernels.matvec.operations import Matrix, matvec
+from vkmoe.kernels.matvec.twins import matvec as matvec_twin
+from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.quants import decode, device_row_bytes, to_device
-from vkmoe.reference.matvec import matvec as matvec_twin
-from vkmoe.selftest.inputs import random_rows
 
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings

@@ -13,15 +13,16 @@ from typing import Literal, NamedTuple
 from vkmoe.choices import Layout
 from vkmoe.errors import UsageError
 from vkmoe.facts import Activation, AttentionSpec, LatentSpec, RopeSpec
+from vkmoe.kernels.router.operations import RouterShape
+from vkmoe.kernels.shapes import KernelShapes
 from vkmoe.models import ModelFile
 from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.workspace import router_shape
-from vkmoe.ops.router import RouterShape
 from vkmoe.quants import loaded_type
 from vkmoe.weights.mapped import kept_type
 
-__all__ = ["MODELS", "SIZES", "TINY", "KernelShapes", "LatentSizes", "ModelSizes", "shapes_of"]
+__all__ = ["MODELS", "SIZES", "LatentSizes", "ModelSizes", "shapes_of"]
 
 
 @dataclass(frozen=True)
@@ -63,32 +64,6 @@ SIZES = {
         latent=LatentSizes(512, 64, 128),
     ),
 }
-
-
-@dataclass(frozen=True)
-class KernelShapes:
-    """Holds what decides how large a model's kernels are; sizes in elements."""
-
-    name: str
-    width: int
-    qkv: tuple[int, ...]  # rows of the matrices that read the same normed input
-    o_columns: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    norm: Literal["none", "per_head", "full_width"]
-    router: RouterShape
-    inner: int  # of an expert
-    n_vocab: int
-    rope_style: Literal["neox", "normal"] = "neox"
-    shared_inner: int = 0  # of a shared expert; 0: none
-    contexts: tuple[int, ...] = (512, 4096)
-    biased: bool = False  # all matrices but the head's
-    activation: Activation = "silu"
-    window: int = 0  # of every other layer; 0: all positions are seen
-    sinks: bool = False
-    latent: LatentSpec | None = None
-    types: frozenset[tuple[str, str]] = frozenset()  # role and type of its matrices; empty: any
 
 
 class _Kind(NamedTuple):
@@ -149,7 +124,7 @@ def _shapes(name: str, model: ModelSizes) -> KernelShapes:
     )
 
 
-# What works.py calls the parts of a layer; neighbours of one type share a dispatch.
+# What works call the parts of a layer; neighbours of one type share a dispatch.
 _ROLES = {
     **dict.fromkeys(("q", "k", "v", "kv", "q_down"), "q/k/v"),
     **{"output": "o", "k_up": "heads of k", "v_up": "heads of v"},
@@ -213,8 +188,3 @@ def _types(tensors: ModelTensors, loaded: Callable[[str], str]) -> Iterator[tupl
 
 
 MODELS = {name: _shapes(name, sizes) for name, sizes in SIZES.items()}
-TINY = KernelShapes(
-    *("tiny", 512, (256, 128, 128), 256, 4, 2, 64, "per_head"),
-    *(RouterShape(8, 2), 256, 1000, "neox", 512, (64,)),
-    latent=LatentSpec(4, kv_rank=256, nope_dim=256, value_dim=64, rope=RopeSpec(32)),
-)

@@ -25,10 +25,10 @@ from vkmoe.gpu.device import Device, memory_type_candidates, translate_errors
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.ops.candidates import finish
-from vkmoe.ops.context import OpContext
-from vkmoe.ops.matvec import Matrix, matvec
-from vkmoe.ops.tuning import choose_tuning
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.logits.operations import finish
+from vkmoe.kernels.matvec.operations import Matrix, matvec
+from vkmoe.kernels.tuning import choose_tuning
 
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings

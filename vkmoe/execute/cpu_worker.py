@@ -18,9 +18,9 @@ from vkmoe.cpu.device import CpuDevice
 from vkmoe.errors import GpuError
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.token_io import pack_params
+from vkmoe.kernels.handover.operations import HANDED, JOINED
 from vkmoe.models.cpu_experts import CpuExperts, CpuTensors
 from vkmoe.models.weights import CpuWeights
-from vkmoe.ops.handover import HANDED, JOINED
 
 __all__ = ["CpuWorker"]
 

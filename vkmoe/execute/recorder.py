@@ -43,11 +43,11 @@ from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
 from vkmoe.gpu.transfer import Readback
 from vkmoe.interrupts import checkpoint
+from vkmoe.kernels.logits.operations import PROOF_WORDS, CandidatesReader
+from vkmoe.kernels.router.operations import LogViews
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import FEW_ROWS
 from vkmoe.modes import Hybrid
-from vkmoe.ops.candidates import PROOF_WORDS, CandidatesReader
-from vkmoe.ops.router import LogViews
 
 __all__ = ["HostActions", "Recorded", "Segment", "TokenPrograms"]
 

@@ -1,6 +1,6 @@
 """This module measures how fast a GPU reads host memory in place, and copies from there.
 
-Owns the kernel read_words.comp (twin: vkmoe/reference/memory.py), which does nothing but load.
+Owns the kernel read_words.comp (twin: kernels/memory/twins.py), which does nothing but load.
 How fast kernels copy is measured in placement/forecast/measured.py. Decides nothing.
 """
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from vkmoe.facts import AttentionSpec, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.program import TensorRef
-from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
-from vkmoe.models.workspace import AttentionKernels, KvAddresses, LatentWorkspace, Workspace
-from vkmoe.ops.attention import (
+from vkmoe.kernels.attention.operations import (
     AttentionTensors,
     KvCache,
     LatentCache,
@@ -20,18 +18,20 @@ from vkmoe.ops.attention import (
     attention,
     latent_attention,
 )
-from vkmoe.ops.attention_shapes import AttentionShape, LatentShape
-from vkmoe.ops.context import OpContext
-from vkmoe.ops.matmul import matmul, matmul_heads, matmul_residual, row_parts
-from vkmoe.ops.matvec import HeadParts, matvec, matvec_heads, matvec_residual
-from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
-from vkmoe.ops.prompt_attention import (
+from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.matmul.operations import matmul, matmul_heads, matmul_residual, row_parts
+from vkmoe.kernels.matvec.operations import HeadParts, matvec, matvec_heads, matvec_residual
+from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
+from vkmoe.kernels.prompt_attention.operations import (
     PromptTensors,
     append_latent_rows,
     append_rows,
     latent_prompt_attention,
     prompt_attention,
 )
+from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
+from vkmoe.models.workspace import AttentionKernels, KvAddresses, LatentWorkspace, Workspace
 
 __all__ = ["MIXERS", "AttentionBlock"]
 

@@ -12,27 +12,27 @@ from functools import cached_property
 from vkmoe.batch import BatchKind
 from vkmoe.facts import Activation, ModelSpec
 from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.models.weights import CpuWeights
-from vkmoe.models.workspace import Workspace, router_shape
-from vkmoe.ops.context import OpContext
-from vkmoe.ops.experts import ExpertBlock, expert_down, expert_gate_up
-from vkmoe.ops.handover import HandedRows, find_experts, give_back, take_over
-from vkmoe.ops.matmul import (
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.experts.operations import ExpertBlock, expert_down, expert_gate_up
+from vkmoe.kernels.handover.operations import HandedRows, find_experts, give_back, take_over
+from vkmoe.kernels.matmul.operations import (
     ExpertTiles,
     TiledExperts,
     expert_matmul_down,
     expert_matmul_gate_up,
     row_parts,
 )
-from vkmoe.ops.norms import NormInput, NormOutput
-from vkmoe.ops.prompt_experts import (
+from vkmoe.kernels.norms.operations import NormInput, NormOutput
+from vkmoe.kernels.prompt_experts.operations import (
     PairTiles,
     RoutedRows,
     clear_done,
     combine_rows,
     expert_tiles,
 )
-from vkmoe.ops.tuning import Tuning
+from vkmoe.kernels.tuning import Tuning
+from vkmoe.models.weights import CpuWeights
+from vkmoe.models.workspace import Workspace, router_shape
 
 __all__ = ["CpuExperts", "CpuTensors"]
 

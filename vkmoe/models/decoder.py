@@ -15,16 +15,16 @@ from typing import NamedTuple, Protocol
 from vkmoe.batch import BatchKind
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.logits.operations import candidates, finish, pick_rows
+from vkmoe.kernels.matvec.operations import embed, matvec
+from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.models.attention import MIXERS, AttentionBlock
 from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
 from vkmoe.modes import RESIDENT, ExpertMode
-from vkmoe.ops.candidates import candidates, finish, pick_rows
-from vkmoe.ops.context import OpContext
-from vkmoe.ops.matvec import embed, matvec
-from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
-from vkmoe.ops.tuning import Tuning
 
 __all__ = ["Decoder"]
 

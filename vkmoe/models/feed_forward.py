@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 from vkmoe.facts import Activation, ModelSpec
 from vkmoe.gpu.program import Dispatch, TensorRef
-from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
-from vkmoe.models.workspace import Workspace, router_shape
-from vkmoe.modes import RESIDENT, ExpertMode
-from vkmoe.ops.context import OpContext
-from vkmoe.ops.experts import ExpertBlock, LandingMemory, expert_down, expert_gate_up, gather
-from vkmoe.ops.handover import HandedRows, find_experts, hand_over, join_rows, take_back
-from vkmoe.ops.matmul import (
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.experts.operations import ExpertBlock, expert_down, expert_gate_up
+from vkmoe.kernels.handover.operations import (
+    HandedRows,
+    find_experts,
+    hand_over,
+    join_rows,
+    take_back,
+)
+from vkmoe.kernels.matmul.operations import (
     ExpertTiles,
     RowParts,
     TiledExperts,
@@ -27,9 +30,10 @@ from vkmoe.ops.matmul import (
     matmul_residual,
     row_parts,
 )
-from vkmoe.ops.matvec import Matrix, matvec
-from vkmoe.ops.norms import NormInput, NormOutput, rms_norm
-from vkmoe.ops.prompt_experts import (
+from vkmoe.kernels.matvec.operations import Matrix, matvec
+from vkmoe.kernels.memory.operations import LandingMemory, gather
+from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
+from vkmoe.kernels.prompt_experts.operations import (
     Ahead,
     BroughtPlaces,
     SharedRows,
@@ -39,7 +43,10 @@ from vkmoe.ops.prompt_experts import (
     combine_rows,
     expert_tiles,
 )
-from vkmoe.ops.router import Landing, RouterTensors, router_topk
+from vkmoe.kernels.router.operations import Landing, RouterTensors, router_topk
+from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
+from vkmoe.models.workspace import Workspace, router_shape
+from vkmoe.modes import RESIDENT, ExpertMode
 
 __all__ = ["FeedForwardBlock"]
 

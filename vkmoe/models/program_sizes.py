@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo, LatentSpec, ModelSpec, in_mib
+from vkmoe.kernels.attention.shapes import MAX_CACHE_BYTES
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes, both
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels
-from vkmoe.ops.attention_shapes import MAX_CACHE_BYTES
-from vkmoe.ops.tuning import Tuning
 
 __all__ = [
     "DEFAULT_CTX_SIZE",

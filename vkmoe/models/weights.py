@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.program import Range
-from vkmoe.ops.experts import ExpertShape
-from vkmoe.ops.matvec import Matrix
-from vkmoe.ops.prompt_experts import BroughtPlaces
+from vkmoe.kernels.experts.operations import ExpertShape
+from vkmoe.kernels.matvec.operations import Matrix
+from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
 
 __all__ = [
     "AttentionWeights",

@@ -16,13 +16,13 @@ from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import param_words
+from vkmoe.kernels.attention.shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
+from vkmoe.kernels.logits.operations import CANDIDATE_WORDS, list_words
+from vkmoe.kernels.prompt_attention.operations import PromptTiling, choose_tiling
+from vkmoe.kernels.prompt_experts.operations import PairTiles, RoutedRows
+from vkmoe.kernels.router.operations import RouterShape, RoutingLog, routing_words
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes, row_parts
-from vkmoe.ops.attention_shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
-from vkmoe.ops.candidates import CANDIDATE_WORDS, list_words
-from vkmoe.ops.prompt_attention import PromptTiling, choose_tiling
-from vkmoe.ops.prompt_experts import PairTiles, RoutedRows
-from vkmoe.ops.router import RouterShape, RoutingLog, routing_words
-from vkmoe.ops.tuning import Tuning
 
 __all__ = [
     "FEW_ROWS",

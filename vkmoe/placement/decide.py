@@ -33,6 +33,7 @@ from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.slot_curves import known_curves
 from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.gpu.link_speed import LinkSpeed
+from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.models import ModelFile
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.program_sizes import (
@@ -44,7 +45,6 @@ from vkmoe.models.program_sizes import (
 )
 from vkmoe.models.workspace import Workspace
 from vkmoe.modes import Cache, Resident
-from vkmoe.ops.tuning import Tuning, choose_tuning
 from vkmoe.placement.forecast.cost import Prediction, predict, token_bytes
 from vkmoe.placement.forecast.speeds import Machine, Speeds, machine_of
 from vkmoe.placement.memory import allocation, margin_for

@@ -25,8 +25,8 @@ from vkmoe.experts.store.tracker import ExpertTracker
 from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device, Intent, translate_errors
 from vkmoe.gpu.program import Range, memory_range
+from vkmoe.kernels.prompt_experts.operations import N_HALVES, BroughtPlaces
 from vkmoe.models.weights import ModelWeights, with_slots
-from vkmoe.ops.prompt_experts import N_HALVES, BroughtPlaces
 from vkmoe.placement.decide import Decision
 from vkmoe.weights.loader import LoadedWeights
 from vkmoe.weights.span_reader import FileReads, StagedUploads

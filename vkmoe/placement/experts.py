@@ -22,8 +22,8 @@ from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.slot_curves import LayerCurves
 from vkmoe.facts import Allocation, CacheSizing, DeviceInfo, MemoryPlan, WeightBytes, in_mib
 from vkmoe.gpu.arena import lay_out_alike, lay_out_spans, round_up
+from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
 from vkmoe.modes import RESIDENT, AtHome, Cache, CpuLayers, ExpertMode, Hybrid
-from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.placement.memory import GRANULARITY, allocation, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.weights.span_reader import READING_BYTES

@@ -13,7 +13,7 @@ from vkmoe.choices import BufferName
 from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, Heap, MemoryType
 from vkmoe.gpu.arena import round_up
 from vkmoe.gpu.device import Intent, memory_type_candidates
-from vkmoe.ops.handover import HANDED, JOINED
+from vkmoe.kernels.handover.operations import HANDED, JOINED
 
 __all__ = [
     "GRANULARITY",

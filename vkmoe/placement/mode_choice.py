@@ -19,8 +19,8 @@ from vkmoe.config import EngineConfig
 from vkmoe.cpu.variants import has_cpu
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.facts import DeviceInfo
+from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile
-from vkmoe.ops.tuning import Tuning
 from vkmoe.placement.decide import Candidate, Choosing, Decision, decide
 from vkmoe.placement.forecast.measured import recall_speeds, remember_trial
 

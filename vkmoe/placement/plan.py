@@ -30,6 +30,7 @@ from vkmoe.facts import (
 from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
+from vkmoe.kernels.handover.operations import HANDED, JOINED
 from vkmoe.models.program_sizes import (
     DEFAULT_CTX_SIZE,
     Scratch,
@@ -38,7 +39,6 @@ from vkmoe.models.program_sizes import (
     kv_types,
 )
 from vkmoe.modes import RESIDENT, Hybrid
-from vkmoe.ops.handover import HANDED, JOINED
 from vkmoe.placement.experts import ExpertRoom, place_experts, ways
 from vkmoe.placement.memory import (
     allocation,

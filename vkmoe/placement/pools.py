@@ -26,7 +26,7 @@ from vkmoe.gpu.arena import (
     round_up,
     slot_chunks,
 )
-from vkmoe.ops.prompt_experts import HALF_BYTES, N_HALVES, places_of_round
+from vkmoe.kernels.prompt_experts.operations import HALF_BYTES, N_HALVES, places_of_round
 from vkmoe.placement.memory import allocated, allocation, layout_bytes, size_option
 from vkmoe.weights.span_reader import READING_BYTES
 

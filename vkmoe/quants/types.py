@@ -20,12 +20,16 @@ Floats = NDArray[np.float32]
 
 
 class QuantType(NamedTuple):
-    """Describes a weight type: `block_weights` weights are stored in `block_bytes` bytes."""
+    """Describes a weight type: `block_weights` weights are stored in `block_bytes` bytes.
+
+    GPUs have kernels for those that `has_kernel` says.
+    """
 
     name: str
     ggml_id: int
     block_weights: int
     block_bytes: int
+    has_kernel: bool = False
 
     def row_bytes(self, columns: int) -> int:
         """Count the bytes of a row of `columns` weights, which must be a multiple of the block."""
@@ -34,38 +38,38 @@ class QuantType(NamedTuple):
 
 
 _ROWS = (
-    QuantType("F32", 0, 1, 4),
-    QuantType("F16", 1, 1, 2),
-    QuantType("Q4_0", 2, 32, 18),
+    QuantType("F32", 0, 1, 4, True),
+    QuantType("F16", 1, 1, 2, True),
+    QuantType("Q4_0", 2, 32, 18, True),
     QuantType("Q4_1", 3, 32, 20),
     QuantType("Q5_0", 6, 32, 22),
     QuantType("Q5_1", 7, 32, 24),
-    QuantType("Q8_0", 8, 32, 34),
+    QuantType("Q8_0", 8, 32, 34, True),
     QuantType("Q8_1", 9, 32, 40),
-    QuantType("Q2_K", 10, 256, 84),
-    QuantType("Q3_K", 11, 256, 110),
-    QuantType("Q4_K", 12, 256, 144),
-    QuantType("Q5_K", 13, 256, 176),
-    QuantType("Q6_K", 14, 256, 210),
+    QuantType("Q2_K", 10, 256, 84, True),
+    QuantType("Q3_K", 11, 256, 110, True),
+    QuantType("Q4_K", 12, 256, 144, True),
+    QuantType("Q5_K", 13, 256, 176, True),
+    QuantType("Q6_K", 14, 256, 210, True),
     QuantType("Q8_K", 15, 256, 292),
     QuantType("IQ2_XXS", 16, 256, 66),
     QuantType("IQ2_XS", 17, 256, 74),
     QuantType("IQ3_XXS", 18, 256, 98),
     QuantType("IQ1_S", 19, 256, 50),
-    QuantType("IQ4_NL", 20, 32, 18),
+    QuantType("IQ4_NL", 20, 32, 18, True),
     QuantType("IQ3_S", 21, 256, 110),
     QuantType("IQ2_S", 22, 256, 82),
-    QuantType("IQ4_XS", 23, 256, 136),
+    QuantType("IQ4_XS", 23, 256, 136, True),
     QuantType("I8", 24, 1, 1),
     QuantType("I16", 25, 1, 2),
     QuantType("I32", 26, 1, 4),
     QuantType("I64", 27, 1, 8),
     QuantType("F64", 28, 1, 8),
     QuantType("IQ1_M", 29, 256, 56),
-    QuantType("BF16", 30, 1, 2),
+    QuantType("BF16", 30, 1, 2, True),
     QuantType("TQ1_0", 34, 256, 54),
     QuantType("TQ2_0", 35, 256, 66),
-    QuantType("MXFP4", 39, 32, 17),
+    QuantType("MXFP4", 39, 32, 17, True),
     QuantType("NVFP4", 40, 64, 36),
     QuantType("Q1_0", 41, 128, 18),
 )
@@ -76,7 +80,4 @@ BY_ID: Mapping[int, QuantType] = MappingProxyType({row.ggml_id: row for row in _
 # What ggml multiplies on CPU threads, as it lies in a file; a test compares.
 FOR_THREADS = frozenset(TYPES) - {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
 
-HAS_KERNEL = frozenset(
-    {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4"}
-    | {"F16", "BF16", "F32"}
-)
+HAS_KERNEL = frozenset(row.name for row in _ROWS if row.has_kernel)

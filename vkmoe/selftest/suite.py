@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -17,22 +17,15 @@ from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, spirv_folder
 from vkmoe.gpu.runner import Runner
-from vkmoe.ops.launches import KEEPING, MatvecFamily
-from vkmoe.ops.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
+from vkmoe.kernels.comparison import Check, Checks
+from vkmoe.kernels.families import FAMILIES
+from vkmoe.kernels.family import MIXED_TYPE, Family, Setting, Trial, Variant, forms_of, launched
+from vkmoe.kernels.inputs import compared_types
+from vkmoe.kernels.launches import KEEPING, MatvecFamily
+from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
 from vkmoe.remembered import tuning_for
-from vkmoe.selftest.comparison import Check, Checks
-from vkmoe.selftest.families import (
-    FAMILIES,
-    MIXED_TYPE,
-    Family,
-    Setting,
-    Trial,
-    forms_of,
-    launched,
-)
-from vkmoe.selftest.inputs import compared_types
 
-__all__ = ["Case", "Variant", "compiled_variants", "run", "run_variant", "runnable", "variants_of"]
+__all__ = ["Case", "compiled_variants", "run", "run_variant", "runnable", "variants_of"]
 
 # The kernel by whose launches each kernel with dot products runs: itself, or the one it goes with.
 _LAUNCHED_AS: dict[str, MatvecFamily] = {name: name for name in get_args(MatvecFamily)} | {
@@ -53,21 +46,6 @@ class Case:
     limit: float
     gigabytes_per_second: float | None
     where: str = ""
-
-
-class Variant(NamedTuple):
-    """Holds the parts of a SPIR-V name such as `matvec.q4_k+subgroup`."""
-
-    name: str
-    family: str
-    axis: str  # weight type, upper case; "" for none
-    suffix: str  # "", "+subgroup", "+blocks", "+blocks64", "+half"
-
-    @classmethod
-    def parse(cls, name: str) -> Variant:
-        stem, plus, mapping = name.partition("+")
-        family, _, axis = stem.partition(".")
-        return cls(name, family, axis.upper(), plus + mapping)
 
 
 def compiled_variants() -> list[Variant]:

@@ -29,6 +29,7 @@ from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.interrupts import result_of
+from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
 from vkmoe.models import ModelFile
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
@@ -42,7 +43,6 @@ from vkmoe.models.weights import (
     ModelWeights,
 )
 from vkmoe.modes import Hybrid
-from vkmoe.ops.experts import DESCRIPTOR_BYTES
 from vkmoe.weights.mapped import mapped_bytes, spans_in_file
 from vkmoe.weights.placer import MappedPlacer, Placer, Progress, Progressing
 from vkmoe.weights.sizes import N_THREADS, conversion_line, conversions, weight_bytes

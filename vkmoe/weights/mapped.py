@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 
 from vkmoe.facts import SpanInFile, WeightBytes
 from vkmoe.gpu.arena import round_up
+from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES, ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.models.tensors import FeedForwardTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector, HeadMatrices
-from vkmoe.ops.experts import DESCRIPTOR_BYTES, ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.quants import FOR_THREADS, TYPES
 
 __all__ = ["kept_type", "mapped_bytes", "mapped_shape", "spans_in_file"]

@@ -22,11 +22,11 @@ from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.interrupts import checkpoint, result_of
+from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES, ExpertShape
+from vkmoe.kernels.matvec.operations import Matrix
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector
 from vkmoe.models.weights import Block
-from vkmoe.ops.experts import DESCRIPTOR_BYTES, ExpertShape
-from vkmoe.ops.matvec import Matrix
 from vkmoe.quants import TYPES, decode, device_row_bytes, lay_out
 from vkmoe.quants.types import Bytes
 from vkmoe.weights.mapped import kept_type, mapped_shape

@@ -19,9 +19,9 @@ import numpy as np
 from vkmoe.experts.records.trace import TraceHeader
 from vkmoe.facts import Conversion, MemoryPlan, ModelSpec, WeightBytes, in_mib
 from vkmoe.gpu.arena import round_up
+from vkmoe.kernels.experts.operations import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
-from vkmoe.ops.experts import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.quants import TYPES, device_row_bytes, lay_out, loaded_type
 
 __all__ = [

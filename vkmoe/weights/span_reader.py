@@ -19,8 +19,8 @@ from vkmoe.closing import Closing
 from vkmoe.experts.store.copies import Copy, Upload, Uploader
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.arena import Placement
+from vkmoe.kernels.experts.operations import SpanMatrix
 from vkmoe.models.tensors import ExpertMatrix, ModelTensors
-from vkmoe.ops.experts import SpanMatrix
 from vkmoe.quants import TYPES, lay_out, to_device
 from vkmoe.weights.sizes import N_THREADS, expert_shape, span_parts
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
     from vkmoe.gpu.device import Device
     from vkmoe.remembered import Measured
-    from vkmoe.selftest.launches.cases import Works
+    from vkmoe.selftest.matrices import Works
 
 __all__ = ["tune", "tuning_lines"]
 
@@ -98,7 +98,7 @@ def _tune(device: Device, works: Works, again: bool) -> None:
 def _works(path: str | None) -> Works:
     """List what is measured: of a model its own matrices, else those of a common one."""
     from vkmoe.models import open_model
-    from vkmoe.selftest.launches.cases import common_works, largest_of_each_class, works_of
+    from vkmoe.selftest.matrices import common_works, largest_of_each_class, works_of
 
     if path is None:
         return largest_of_each_class(common_works())
@@ -108,7 +108,7 @@ def _works(path: str | None) -> Works:
 
 def _measured(device: Device, todo: Works) -> list[Measured | None]:
     """Measure what there is time for; None stands for what computes wrongly."""
-    from vkmoe.selftest.launches.choice import measure_launches
+    from vkmoe.selftest.launches import measure_launches
 
     found: list[Measured | None] = []
     with counting("measuring") as progress:

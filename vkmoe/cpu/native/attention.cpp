@@ -15,7 +15,7 @@ namespace vkmoe {
 
 namespace {
 
-constexpr size_t kWhole = 0, kAppend = 1, kRead = 2;    // modes, as ops/attention.py has them
+constexpr size_t kWhole = 0, kAppend = 1, kRead = 2;    // modes, as kernels/attention/operations.py has them
 constexpr size_t kSplitStep = 32;                       // attention_split.glsl
 constexpr float kLowest = -3.0e38F;
 

@@ -16,7 +16,7 @@ namespace vkmoe {
 
 namespace {
 
-constexpr size_t kRounds = 33, kHeaderWords = 36, kTileWords = 4;  // as ops/matmul.py has them
+constexpr size_t kRounds = 33, kHeaderWords = 36, kTileWords = 4;  // as kernels/matmul/operations.py has them
 constexpr uint64_t kAtHome = 1;                                    // in the low bit of an entry
 constexpr uint32_t kNoWord = 0xFFFFFFFF;
 

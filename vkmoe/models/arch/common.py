@@ -19,10 +19,10 @@ from vkmoe.facts import (
     ModelSpec,
 )
 from vkmoe.gguf_file import GgufFile
+from vkmoe.kernels.attention.shapes import MAX_HEAD_DIM, UNIT_DIMS
+from vkmoe.kernels.router.operations import MAX_EXPERTS, MAX_USED
 from vkmoe.models.metadata import MAX_SIZE, WRONG_FILE, Metadata
 from vkmoe.models.rope import read_rope
-from vkmoe.ops.attention_shapes import MAX_HEAD_DIM, UNIT_DIMS
-from vkmoe.ops.router import MAX_EXPERTS, MAX_USED
 
 __all__ = [
     "MAX_HEADS",

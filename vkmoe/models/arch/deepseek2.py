@@ -13,11 +13,11 @@ from dataclasses import replace
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile
+from vkmoe.kernels.attention.shapes import MAX_RANK, MAX_ROPE_DIM, UNIT_DIMS
+from vkmoe.kernels.router.operations import MAX_EXPERTS
 from vkmoe.models.arch import common
 from vkmoe.models.metadata import WRONG_FILE, Metadata
 from vkmoe.models.rope import read_rope
-from vkmoe.ops.attention_shapes import MAX_RANK, MAX_ROPE_DIM, UNIT_DIMS
-from vkmoe.ops.router import MAX_EXPERTS
 
 __all__ = ["read_spec"]
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from vkmoe.facts import FeedForward, ModelSpec
 from vkmoe.gguf_file import GgufFile
+from vkmoe.kernels.router.operations import MAX_EXPERTS
 from vkmoe.models.arch import common
 from vkmoe.models.metadata import Metadata
-from vkmoe.ops.router import MAX_EXPERTS
 
 __all__ = ["read_spec"]
 

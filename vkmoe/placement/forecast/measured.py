@@ -40,10 +40,10 @@ from vkmoe.gpu.link_speed import (
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.ops.context import OpContext
-from vkmoe.ops.experts import LandingMemory, gather
-from vkmoe.ops.router import RoutingLog
-from vkmoe.ops.tuning import choose_tuning
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.memory.operations import LandingMemory, gather
+from vkmoe.kernels.router.operations import RoutingLog
+from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.placement.forecast.speeds import Speeds
 
 __all__ = [

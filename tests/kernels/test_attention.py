@@ -1,0 +1,256 @@
+"""attention and attention_combine against their twins: shapes, positions, splits, both caches.
+
+Windows and sinks: test_attention_windows.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.runner import Runner
+from vkmoe.kernels.attention.caches import cache_row
+from vkmoe.kernels.attention.cases import AttentionCase, qwen3_shape
+from vkmoe.kernels.attention.shapes import AttentionShape, AttentionSplit, choose_split
+from vkmoe.kernels.attention.twins import split_positions
+from vkmoe.kernels.comparison import Checks
+from vkmoe.kernels.tuning import Tuning
+from vkmoe.kv_types import KvTypes, both
+
+CPU_TUNING = Tuning("blocks", 8, 8, False)
+GPU_TUNING = Tuning("lanes", 64, 4, False)
+
+SHAPES = {
+    "qwen3": qwen3_shape(),
+    "qwen3 f32": qwen3_shape(kv_types=both("f32")),
+    "group 1, full norm": qwen3_shape(
+        n_heads=4,
+        n_kv_heads=4,
+        norm="full_width",
+        head_dim=128,
+        rotary_dim=128,
+        kv_types=both("f32"),
+    ),
+    "group 8, 128": qwen3_shape(n_heads=16, head_dim=128, rotary_dim=128, scale=0.1),
+    "one kv head, 96": qwen3_shape(
+        n_heads=2, n_kv_heads=1, head_dim=96, rotary_dim=96, norm="none"
+    ),
+    "partial pairs, 32": qwen3_shape(n_heads=6, head_dim=32, rotary_dim=16, rope_style="normal"),
+    "partial halves, 160": qwen3_shape(n_heads=3, n_kv_heads=3, head_dim=160, rotary_dim=80),
+    "group 40, 80": qwen3_shape(n_heads=40, n_kv_heads=1, head_dim=80, rotary_dim=80, context=160),
+    "q8_0, 128": qwen3_shape(
+        n_heads=16, head_dim=128, rotary_dim=128, scale=0.1, kv_types=both("q8_0")
+    ),
+    "K q8_0, V f16, 80": qwen3_shape(head_dim=80, rotary_dim=80, kv_types=KvTypes("q8_0", "f16")),
+    "K f32, V q8_0, 96": qwen3_shape(head_dim=96, rotary_dim=96, kv_types=KvTypes("f32", "q8_0")),
+    "K f16, V f32": qwen3_shape(kv_types=KvTypes("f16", "f32")),
+    "group 16, 256": qwen3_shape(
+        n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256, kv_types=both("f32")
+    ),
+}
+POSITIONS = (0, 1, 31, 32, 63, 64, 95, 150)
+
+
+def step(case: AttentionCase, position: int, qkv: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Run a token and check all it left; returns the output."""
+    checks = Checks()
+    out = case.step(position, qkv, checks)
+    checks.verify()
+    return out
+
+
+def run_positions(runner: Runner, shape: AttentionShape, split: AttentionSplit) -> None:
+    """Positions in rising order on one cache whose rows between are random."""
+    case = AttentionCase(runner, shape, split, POSITIONS[-1])
+    for position in POSITIONS:
+        step(case, position, case.token())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_cpu_mapping(runner: Runner, name: str) -> None:
+    shape = SHAPES[name]
+    run_positions(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "group 1, full norm", "one kv head, 96"])
+def test_teams_that_are_subgroups(device: Device, runner: Runner, name: str) -> None:
+    shape = SHAPES[name]
+    tuning = replace(CPU_TUNING, subgroup_size=device.info.subgroup_size)
+    split = choose_split(shape, tuning, n_splits=3)
+    assert split.subgroup == (shape.head_dim // 8 % device.info.subgroup_size == 0)
+    run_positions(runner, shape, split)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        "group 8, 128",
+        "one kv head, 96",
+        "partial halves, 160",
+        "K q8_0, V f16, 80",
+        "K f32, V q8_0, 96",
+    ],
+)
+def test_gpu_mapping(runner: Runner, name: str) -> None:
+    """Several teams per workgroup, lanes left over, heads of one group in several workgroups."""
+    shape = SHAPES[name]
+    run_positions(runner, shape, choose_split(shape, GPU_TUNING))
+
+
+def test_several_subgroups(device: Device, runner: Runner) -> None:
+    """Two teams that are subgroups, and the same variant where teams and subgroups differ."""
+    shape = SHAPES["qwen3 f32"]
+    tuning = replace(CPU_TUNING, subgroup_size=device.info.subgroup_size)
+    split = choose_split(shape, tuning, workgroup_size=2 * device.info.subgroup_size)
+    assert split.subgroup
+    run_positions(runner, shape, split)
+    run_positions(runner, shape, replace(split, team_lanes=4))
+
+
+def test_decoding_in_order(runner: Runner) -> None:
+    """Every position from 0 past the end of a small context, each reading what the last appended.
+
+    Positions beyond the context are clamped to its last row.
+    """
+    shape = qwen3_shape(context=70)
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 0)
+    for position in range(72):
+        step(case, position, case.token())
+
+
+def test_replay_leaves_the_same_bits(runner: Runner) -> None:
+    shape = SHAPES["qwen3"]
+    case = AttentionCase(runner, shape, choose_split(shape, GPU_TUNING), 120)
+    token = case.token()
+    np.testing.assert_array_equal(step(case, 120, token), step(case, 120, token))
+
+
+def test_values_beyond_a_half_saturate(runner: Runner) -> None:
+    """Subnormal, tiny and huge v round as NumPy rounds them; none becomes infinite."""
+    shape = SHAPES["qwen3"]
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING), 5)
+    token = case.token()
+    powers = np.repeat(np.arange(-30, 34), 2) * np.tile([1.0, -1.0], 64)
+    magnitudes = np.random.default_rng(1).uniform(1, 2, 128) * 2.0 ** np.abs(powers)
+    token[-128:] = np.where(powers < 0, 1 / magnitudes, magnitudes).astype(np.float32)
+    token[-4:] = 2.0**-25, 2.0**-25 * 1.001, 65520.0, 2.0**-14 - 2.0**-26
+    step(case, 5, token)
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_values_round_to_nearest_even(runner: Runner, tuning: Tuning) -> None:
+    """Halfway between two halves, subnormal ones too, and one float32 below and above that."""
+    shape = qwen3_shape(n_heads=64, n_kv_heads=64, head_dim=256, rotary_dim=256)
+    halves = np.arange(0, 0x7BFF, 6, dtype=np.uint16)
+    lower, upper = (bits.view(np.float16).astype(np.float32) for bits in (halves, halves + 1))
+    middle = (lower + upper) / 2
+    around = [np.nextafter(middle, lower), middle, np.nextafter(middle, upper)]
+    values = np.concatenate(around) * np.tile([1, -1], len(halves) * 3)[: len(halves) * 3]
+    case = AttentionCase(runner, shape, choose_split(shape, tuning), 5)
+    token = case.token()
+    token[-len(values) :] = values
+    step(case, 5, token)
+
+
+def test_values_that_are_no_number_stay_so(runner: Runner) -> None:
+    shape = SHAPES["qwen3"]
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING), 5)
+    token = case.token()
+    token[-3:] = np.nan, np.inf, -np.inf
+    case.step(5, token, Checks())
+    row = case.caches[1].values[-1, 5]
+    assert np.isnan(row[-3]) and np.isfinite(row[:-3]).all()
+    assert row[-2:].tolist() == [65504.0, -65504.0]
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_quants_are_nearest_whatever_a_block_holds(runner: Runner, tuning: Tuning) -> None:
+    """The twin's very bits: ties, zeros, one value alone, infinities, and scales that no half holds
+    as they are: too small, below its normal numbers, too large."""
+    shape = qwen3_shape(kv_types=both("q8_0"), n_heads=16, n_kv_heads=16)
+    powers = np.array([-60, -40, -24, -20, -17, -14, -7, 0, 1, 10, 15, 22, 23, 30, 100, 120])
+    blocks = (
+        np.random.default_rng(1).uniform(-1, 1, (32, 32)) * 2.0 ** np.repeat(powers, 2)[:, None]
+    )
+    blocks[::2] = np.arange(-15.5, 16.5) * 2.0 ** powers[:, None]  # all are ties:
+    blocks[::2, 0] = 127 * 2.0**powers  # the scale is a power of two
+    blocks[1], blocks[3, 1:], blocks[5, 7] = 0.0, 0.0, np.inf
+    case = AttentionCase(runner, shape, choose_split(shape, tuning), 5)
+    token, checks = case.token(), Checks()
+    token[-blocks.size :] = blocks.ravel()
+    case.step(5, token, checks)
+    (of_values,) = (check for check in checks.checks if check.what == "appended row of the V cache")
+    found = case.caches[1].values[:, 5].reshape(32, 32)
+    assert of_values.ok and np.isfinite(found).all(), of_values
+    away_from_zero = [*range(-15, 0), *range(1, 17)]
+    np.testing.assert_array_equal(found[14, 1:], away_from_zero)
+
+
+def test_blocks_are_those_of_ggml() -> None:
+    """The scales of the gguf package, and quants that differ where its own are not the nearest."""
+    rng = np.random.default_rng(2)
+    rows = (rng.normal(size=(64, 96)) * 2.0 ** rng.integers(-9, 9, (64, 1))).astype(np.float32)
+    packed = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.Q8_0)
+    theirs = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
+    steps = np.ascontiguousarray(packed.reshape(64, 3, 34)[..., :2]).view(np.float16)
+    step = np.repeat(steps.astype(np.float64).reshape(64, 3), 32, axis=1)
+    ours = cache_row(rows, "q8_0")
+    np.testing.assert_array_equal(ours / step, np.round(ours / step))
+    assert (np.abs(ours - rows) <= step / 2).all()
+    assert (np.abs(ours - theirs) <= step).all() and np.mean(ours != theirs) < 0.02
+
+
+def test_a_block_with_a_value_that_is_no_number_is_none(runner: Runner) -> None:
+    shape = qwen3_shape(kv_types=both("q8_0"))
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING), 5)
+    token = case.token()
+    token[-3] = np.nan
+    case.step(5, token, Checks())
+    row = case.caches[1].values[-1, 5]
+    assert np.isnan(row[32:]).all() and np.isfinite(row[:32]).all()
+
+
+def test_large_scores_do_not_overflow(runner: Runner) -> None:
+    """A running maximum that keeps rising by hundreds."""
+    shape = qwen3_shape(norm="none", scale=30.0, kv_types=both("f32"))
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=1), 40)
+    step(case, 40, case.token())
+
+
+def test_split_borders() -> None:
+    """Splits are multiples of 32, cover the positions, and none but the last is short."""
+    for n_splits in (1, 2, 3, 16):
+        for position in range(700):
+            length = split_positions(position, n_splits)
+            assert length % 32 == 0 and length * n_splits > position
+            assert length == 32 or (length - 32) * n_splits <= position
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+def test_the_context_has_no_say_in_the_split(tuning: Tuning) -> None:
+    """Splits are sums of their own: a larger cache must not cut the same positions otherwise."""
+    splits = {choose_split(qwen3_shape(context=n), tuning) for n in (1, 33, 100, 4096, 1 << 17)}
+    assert len(splits) == 1
+
+
+def test_choices_fit_in_shared_memory() -> None:
+    for head_dim in (*range(32, 257, 32), 40, 80, 8):
+        for group in (1, 2, 4, 5, 8, 12, 16, 71, 128):
+            shape = qwen3_shape(
+                n_heads=4 * group,
+                n_kv_heads=4,
+                head_dim=head_dim,
+                rotary_dim=head_dim,
+                context=4096,
+                kv_types=both("f32"),
+            )
+            for tuning in (CPU_TUNING, GPU_TUNING, Tuning("lanes", 128, 4, True, subgroup_size=32)):
+                split = choose_split(shape, tuning)
+                assert split.shared_bytes(shape) <= 16384
+                assert (head_dim // 8) % split.team_lanes == 0

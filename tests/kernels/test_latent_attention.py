@@ -1,0 +1,199 @@
+"""latent_attention against its twin, and the twin against attention with k and v written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.program import MEMORY, Dispatch, Program, TensorRef, memory_range
+from vkmoe.gpu.runner import Runner
+from vkmoe.kernels.attention.cases import LatentCase, deepseek2_shape
+from vkmoe.kernels.attention.operations import (
+    AttentionTensors,
+    LatentCache,
+    LatentQkv,
+    latent_attention,
+)
+from vkmoe.kernels.attention.shapes import AttentionSplit, LatentShape, choose_split
+from vkmoe.kernels.attention.twins import LatentInputs, attention_combine, rotate
+from vkmoe.kernels.attention.twins import latent_attention as latent_twin
+from vkmoe.kernels.comparison import Checks
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.inputs import PARAMS
+from vkmoe.kernels.tuning import Tuning
+from vkmoe.kv_types import KV_NUMBERS
+
+CPU_TUNING = Tuning("blocks", 8, 8, False)
+GPU_TUNING = Tuning("lanes", 64, 4, False)
+SHAPES = {
+    "64 + 32": deepseek2_shape(),
+    "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
+    "56 + 24, q8_0": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q8_0"),
+    "96 + 32, one head": deepseek2_shape(n_heads=1, kv_rank=96),
+    "40 + 8, five heads": deepseek2_shape(n_heads=5, kv_rank=40, rope_dim=8, nope_dim=0),
+    "24 + 16, many heads": deepseek2_shape(n_heads=128, kv_rank=24, rope_dim=16, kv_type="f32"),
+}
+POSITIONS = (0, 1, 31, 32, 63, 64, 95, 150)
+Step = NDArray[np.float32]
+
+
+def step(case: LatentCase, position: int, token: Step) -> Step:
+    """Run a token and check all it left; returns the output."""
+    checks = Checks()
+    out = case.step(position, token, checks)
+    checks.verify()
+    return out
+
+
+def run_positions(runner: Runner, shape: LatentShape, split: AttentionSplit) -> None:
+    """Positions in rising order on one cache whose rows between are random."""
+    case = LatentCase(runner, shape, split, POSITIONS[-1])
+    for position in POSITIONS:
+        step(case, position, case.token())
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_cpu_mapping(runner: Runner, name: str) -> None:
+    shape = SHAPES[name]
+    run_positions(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2))
+
+
+@pytest.mark.parametrize("name", ["64 + 32", "96 + 32, one head", "40 + 8, five heads"])
+def test_gpu_mapping(runner: Runner, name: str) -> None:
+    """Several teams per workgroup, lanes left over, lanes with more of a row than of a value."""
+    shape = SHAPES[name]
+    run_positions(runner, shape, choose_split(shape, GPU_TUNING))
+
+
+def test_teams_that_are_subgroups(device: Device, runner: Runner) -> None:
+    """One team, two teams, and the same variant where teams and subgroups differ."""
+    shape, size = SHAPES["64 + 32, f32"], device.info.subgroup_size
+    tuning = replace(CPU_TUNING, subgroup_size=size)
+    split = choose_split(shape, tuning, workgroup_size=2 * size)
+    assert split.subgroup == (shape.kv_rank // 8 % size == 0)
+    run_positions(runner, shape, split)
+    run_positions(runner, shape, replace(split, team_lanes=4))
+
+
+def test_the_rows_of_deepseek_v2(device: Device, runner: Runner) -> None:
+    """512 + 64, as this device would split them."""
+    shape = deepseek2_shape(n_heads=2, kv_rank=512, rope_dim=64, nope_dim=128, scale=192**-0.5)
+    tuning = replace(CPU_TUNING, subgroup_size=device.info.subgroup_size)
+    case = LatentCase(runner, shape, choose_split(shape, tuning), 150)
+    step(case, 150, case.token())
+
+
+def test_decoding_in_order_and_back(runner: Runner) -> None:
+    """Every position past the end of a small context, each reading what the last appended.
+
+    Positions beyond the context are clamped to its last row; a prompt can start over earlier.
+    """
+    shape = deepseek2_shape(context=70)
+    case = LatentCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 0)
+    for position in (*range(72), 12, 13):
+        step(case, position, case.token())
+
+
+def test_replay_leaves_the_same_bits(runner: Runner) -> None:
+    shape = SHAPES["64 + 32"]
+    case = LatentCase(runner, shape, choose_split(shape, GPU_TUNING), 120)
+    token = case.token()
+    np.testing.assert_array_equal(step(case, 120, token), step(case, 120, token))
+
+
+def test_large_scores_do_not_overflow(runner: Runner) -> None:
+    """A running maximum that keeps rising by hundreds."""
+    shape = replace(SHAPES["64 + 32, f32"], scale=30.0)
+    case = LatentCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 40)
+    step(case, 40, case.token())
+
+
+def test_dims_beyond_a_half_saturate(runner: Runner) -> None:
+    """Huge dims of the rotated part; the compressed part is normed, so that its gain decides."""
+    shape = SHAPES["64 + 32"]
+    case = LatentCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 5)
+    token = case.token()
+    token[-shape.rope_dim :] *= 1e6
+    step(case, 5, token)
+    (cache,) = case.caches
+    assert np.abs(cache.values[0, 5].astype(np.float32)).max() == 65504.0
+
+
+def test_the_twin_is_attention_with_k_and_v_written_out() -> None:
+    """k_h = [U_h c | r], v_h = V_h c (arXiv:2405.04434, eq. 9-17): absorbing U_h is the same."""
+    rng, position, scale = np.random.default_rng(1), 37, 0.2
+    up_k, up_v = rng.normal(size=(3, 10, 24)), rng.normal(size=(3, 6, 24))
+    q_nope, q_rope = rng.normal(size=(3, 10)), rng.normal(size=(3, 8))
+    rows, kv, gain = rng.normal(size=(60, 32)), rng.normal(size=32), rng.normal(size=24)
+    angles = rng.uniform(-3, 3, (60, 4))
+    rope = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    absorbed = np.einsum("hd,hdr->hr", q_nope, up_k)
+    inputs = LatentInputs(absorbed, q_rope, kv, gain, rope, "normal", 1e-6, scale, "f32")
+    partials, row = latent_twin(inputs, rows, position, 2)
+    normed = gain * kv[:24] / np.sqrt((kv[:24] ** 2).mean() + 1e-6)
+    np.testing.assert_allclose(row[:24], normed, rtol=1e-6)
+    turned = rotate(kv[None, 24:], rope[position], "normal")[0]
+    np.testing.assert_allclose(row[24:], turned, rtol=1e-6)
+    seen = np.vstack([rows[:position], row])
+    attended = attention_combine(partials, position)
+    turned = rotate(q_rope, rope[position], "normal")
+    for head in range(3):
+        keys = np.hstack([seen[:, :24] @ up_k[head].T, seen[:, 24:]])
+        powers = np.exp(scale * keys @ np.concatenate([q_nope[head], turned[head]]))
+        wanted = powers / powers.sum() @ (seen[:, :24] @ up_v[head].T)
+        np.testing.assert_allclose(up_v[head] @ attended[head], wanted, rtol=1e-9)
+
+
+def test_what_is_read_and_written_is_declared() -> None:
+    """The cache counts as read and written; of a tensor with q and kv, only their words."""
+    shape, cache = SHAPES["40 + 8, five heads"], LatentCache(1 << 20, 1 << 22, 1 << 23)
+    program, split = Program("attention"), choose_split(shape, GPU_TUNING)
+    absorbed, out = TensorRef("absorbed", 300), TensorRef("out", 300)
+    raw, partials = TensorRef("raw", 500), TensorRef("partials", split.partials_words(shape))
+    inputs = LatentQkv(absorbed, raw, raw, q_offset=60, kv_offset=7)
+    tensors = AttentionTensors(PARAMS, partials, out)
+    op = OpContext(program, GPU_TUNING, "attention")
+    latent_attention(op, shape, split, cache, inputs, tensors)
+    first, join = program.commands
+    assert isinstance(first, Dispatch) and isinstance(join, Dispatch)
+    rows = memory_range(cache.rows, *shape.cache_bytes)
+    assert {found for found in first.writes if found.resource == MEMORY} == {rows}
+    assert {found for found in first.reads if found.resource == MEMORY} == {
+        rows,
+        memory_range(cache.rope_table, shape.rope_bytes),
+        memory_range(cache.gain, 4 * shape.kv_rank),
+    }
+    assert {raw.words(60, 5 * 8), raw.words(7, 48), absorbed.words(0, 200)} <= set(first.reads)
+    assert join.writes == (out.words(0, 200),)
+    assert shape.cache_bytes == (shape.context * 48 * 2,)
+
+
+def test_choices_fit_in_shared_memory() -> None:
+    """Rows of any width, any number of heads, narrow and wide subgroups; at 512 + 64 several heads
+    share a row on every GPU whose lanes have registers for it: not on GCN (subgroups of 64 only),
+    nor where a workgroup has few lanes."""
+    tunings = [Tuning("lanes", size, 4, True, subgroup_size=n)
+               for size in (32, 64, 128) for n in (0, 4, 8, 16, 32, 64)]  # fmt: skip
+    tunings += [replace(CPU_TUNING, subgroup_size=n) for n in (0, 4, 8)]
+    for kv_rank, rope_dim in ((512, 64), (64, 32), (96, 32), (8, 8), (384, 128), (1024, 256)):
+        for n_heads in (1, 6, 16, 40, 128):
+            for kv_type in KV_NUMBERS:
+                shape = deepseek2_shape(
+                    n_heads=n_heads, kv_rank=kv_rank, rope_dim=rope_dim, kv_type=kv_type
+                )
+                for tuning in tunings:
+                    split = choose_split(shape, tuning)
+                    split.check(shape)
+                    has_room = tuning.workgroup_size >= 64 and tuning.subgroup_size < 64
+                    if kv_rank == 512 and n_heads > 1 and tuning.mapping == "lanes" and has_room:
+                        assert split.workgroup_heads > 1
+
+
+def test_the_context_has_no_say_in_the_split() -> None:
+    for tuning in (CPU_TUNING, GPU_TUNING):
+        splits = {choose_split(deepseek2_shape(context=n), tuning) for n in (1, 33, 4096, 1 << 17)}
+        assert len(splits) == 1

@@ -1,0 +1,309 @@
+"""This module says what a model fixes of its attention, and how that is spread over a device.
+
+Owns no kernel: attention.py runs these. A split must be kept in sync with attention_state.glsl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from vkmoe.choices import KvType
+from vkmoe.kernels.tuning import Tuning
+from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
+
+__all__ = [
+    "MAX_CACHE_BYTES",
+    "MAX_HEAD_DIM",
+    "MAX_RANK",
+    "MAX_ROPE_DIM",
+    "ROPE_STYLES",
+    "UNIT_DIMS",
+    "AttentionShape",
+    "AttentionSplit",
+    "LatentShape",
+    "choose_split",
+    "type_numbers",
+]
+
+UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
+# What the shaders have room for.
+MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 256, 1024, 256
+MAX_CACHE_BYTES = 1 << 32  # a cache of a layer is smaller
+ROPE_STYLES = {"neox": 0, "normal": 1}  # as the shaders number them
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Describes grouped-query attention.
+
+    Rows of qkv are q [n_heads * head_dim], then k and v [n_kv_heads * head_dim]. A layer has a
+    cache of keys and one of values, [n_kv_heads][context][head_dim] each.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    context: int  # positions in the cache
+    rope_style: Literal["neox", "normal"]
+    norm: Literal["none", "per_head", "full_width"]  # RMSNorm of q and k before RoPE
+    eps: float
+    scale: float
+    kv_types: KvTypes
+    window: int = 0  # positions seen, the token's own included; 0 = all
+    sinks: bool = False  # a learnt logit per head takes part in the softmax's denominator only
+
+    def __post_init__(self) -> None:
+        assert self.head_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.head_dim <= MAX_HEAD_DIM, self
+        assert self.n_heads % self.n_kv_heads == 0, self
+        assert self.rotary_dim % 2 == 0 and 2 <= self.rotary_dim <= self.head_dim, self
+        assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
+        assert self.window >= 0, self
+
+    @property
+    def group(self) -> int:
+        """Count the query heads that share a row of the cache."""
+        return self.n_heads // self.n_kv_heads
+
+    @property
+    def row_dim(self) -> int:
+        """Count the elements that a query head is multiplied with."""
+        return self.head_dim
+
+    value_dim = row_dim  # the elements of a head's output
+
+    @property
+    def qkv_width(self) -> int:
+        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    @property
+    def cache_bytes(self) -> tuple[int, ...]:
+        """Count the bytes of a region of one layer's caches: of keys, and of values."""
+        n_rows = self.n_kv_heads * self.context
+        return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in self.kv_types)
+
+    @property
+    def rope_bytes(self) -> int:
+        """Count the bytes of the (cos, sin) table [context][rotary_dim / 2], f32 pairs."""
+        return self.context * self.rotary_dim * 4
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Describes heads that share one compressed row per position (DeepSeek-V2, arXiv:2405.04434).
+
+    A row [kv_rank | rope_dim] is key of all heads, and its first kv_rank dims are the value: k and
+    v up-projections are absorbed into the query and the output. A layer has one cache [context]
+    [kv_rank + rope_dim]. A head of the raw q is [nope_dim | rope_dim].
+    """
+
+    n_heads: int
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    context: int  # positions in the cache
+    eps: float  # of the RMSNorm of the first kv_rank dims
+    scale: float
+    kv_type: KvType
+    rope_style: Literal["neox", "normal"] = "normal"
+    window: ClassVar[int] = 0  # all positions are seen
+
+    def __post_init__(self) -> None:
+        assert self.kv_rank % UNIT_DIMS == 0 and UNIT_DIMS <= self.kv_rank <= MAX_RANK, self
+        assert self.rope_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.rope_dim <= MAX_ROPE_DIM, self
+        assert self.n_heads >= 1 and self.nope_dim >= 0, self
+        assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
+
+    @property
+    def group(self) -> int:
+        return self.n_heads
+
+    @property
+    def row_dim(self) -> int:
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.kv_rank
+
+    @property
+    def q_width(self) -> int:
+        """Count the words of the raw q."""
+        return self.n_heads * (self.nope_dim + self.rope_dim)
+
+    @property
+    def kv_types(self) -> KvTypes:
+        """Name the types of keys and values, which are of the same rows."""
+        return both(self.kv_type)
+
+    @property
+    def cache_bytes(self) -> tuple[int, ...]:
+        """Count the bytes of a region of one layer's only cache."""
+        return (region_bytes(self.kv_type, self.context, self.row_dim),)
+
+    @property
+    def rope_bytes(self) -> int:
+        """Count the bytes of the (cos, sin) table [context][rope_dim / 2], f32 pairs."""
+        return self.context * self.rope_dim * 4
+
+
+MAX_SPLITS = 128
+SHARED_BYTES = 16384
+CPU_WORKGROUPS, GPU_WORKGROUPS = 4, 256  # enough to fill the device
+GPU_LATENT_WORKGROUPS = 128  # their partials are four times as wide
+CPU_HEADS, CPU_LATENT_UNITS = 4, 36  # at most in a workgroup, and in one lane
+
+
+@dataclass(frozen=True)
+class AttentionSplit:
+    """Says how attention is spread over the device.
+
+    `n_splits` workgroups lie along the positions, a team of `team_lanes` lanes works on a position,
+    and a workgroup on `workgroup_heads` query heads.
+    """
+
+    workgroup_size: int
+    n_splits: int
+    team_lanes: int
+    step_positions: int
+    workgroup_heads: int
+    subgroup: bool
+
+    @property
+    def suffix(self) -> str:
+        """Return the suffix of the SPIR-V variants that run it."""
+        return "+subgroup" if self.subgroup else ""
+
+    def partials_words(self, shape: AttentionShape | LatentShape) -> int:
+        """Count the words of the partials tensor [n_heads][n_splits][value_dim + 2]."""
+        return shape.n_heads * self.n_splits * (shape.value_dim + 2)
+
+    def shared_bytes(self, shape: AttentionShape | LatentShape) -> int:
+        """Count the bytes of shared memory of one workgroup, see attention_state.glsl."""
+        n_teams = self.workgroup_size // self.team_lanes
+        heads = self.workgroup_heads
+        is_latent = isinstance(shape, LatentShape)
+        n_input_rows = heads if is_latent else heads + 1
+        values = max(self.step_positions * heads, n_input_rows)
+        words = max(n_teams * shape.value_dim, n_input_rows * shape.row_dim)
+        words += values * (self.workgroup_size + n_teams + 1) + values * n_teams + heads * n_teams
+        own_row_bytes = shape.row_dim // UNIT_DIMS * _raw_bytes(shape)
+        return 4 * words + own_row_bytes * len(shape.cache_bytes)
+
+    def check(self, shape: AttentionShape | LatentShape) -> None:
+        """Assert what the kernels assume of a split; choose_split keeps to it."""
+        assert self.n_splits <= MAX_SPLITS and self.shared_bytes(shape) <= SHARED_BYTES, self
+        assert (shape.value_dim // UNIT_DIMS) % self.team_lanes == 0, (self, shape)
+        assert shape.group % self.workgroup_heads == 0, (self, shape)
+
+
+def choose_split(
+    shape: AttentionShape | LatentShape, tuning: Tuning, workgroup_size: int = 0, n_splits: int = 0
+) -> AttentionSplit:
+    """Choose a split; 0 = the tuning's workgroup size, and enough splits to fill the device.
+
+    Teams are as wide as subgroups where those divide a value, so that sums stay in registers; else
+    as wide as a value has units, so that GPU lanes coalesce. Neither context nor window have a say
+    in it, so that they cannot change a bit, and layers can share pipelines; unused splits return
+    early.
+    """
+    on_cpu = tuning.mapping != "lanes"
+    is_latent = isinstance(shape, LatentShape)
+    wanted = GPU_LATENT_WORKGROUPS if is_latent else GPU_WORKGROUPS
+    wanted = CPU_WORKGROUPS if on_cpu else wanted
+    size = workgroup_size or tuning.workgroup_size
+    for lanes, subgroup in _teams(shape, tuning, size):
+        shares = _cpu_shares(shape, lanes) if on_cpu else _gpu_shares(shape, lanes, tuning)
+        for heads, positions in shares or ([] if subgroup else [(1, 1)]):
+            splits = n_splits or min(-(-wanted // (shape.n_heads // heads)), MAX_SPLITS)
+            split = AttentionSplit(size, splits, lanes, positions, heads, subgroup)
+            if split.shared_bytes(shape) <= SHARED_BYTES:
+                return split
+    raise AssertionError(f"no split of {shape} fits in {SHARED_BYTES} bytes of shared memory")
+
+
+def _teams(
+    shape: AttentionShape | LatentShape, tuning: Tuning, size: int
+) -> Iterator[tuple[int, bool]]:
+    """Yield lanes of a team and whether it is a subgroup, the best first."""
+    units, subgroup_size = shape.value_dim // UNIT_DIMS, tuning.subgroup_size
+    is_known = tuning.required_subgroup_size in (0, subgroup_size)  # Intel's drivers choose another
+    if 0 < subgroup_size <= size and units % subgroup_size == 0 and is_known:
+        yield subgroup_size, True
+    yield max(n for n in _divisors(units) if n <= size), False
+
+
+def _cpu_shares(shape: AttentionShape | LatentShape, lanes: int) -> list[tuple[int, int]]:
+    """List query heads of a workgroup and positions per step, the best first.
+
+    The code unrolls over both, and CPU drivers take seconds to compile more.
+    """
+    most = CPU_HEADS
+    if isinstance(shape, LatentShape):
+        most = max(1, min(most, CPU_LATENT_UNITS // sum(_lane_units(shape, lanes))))
+    heads = [n for n in reversed(_divisors(shape.group)) if n <= most]
+    return [(n_heads, n_positions) for n_heads in heads for n_positions in (2, 1)]
+
+
+def _gpu_shares(
+    shape: AttentionShape | LatentShape, lanes: int, tuning: Tuning
+) -> list[tuple[int, int]]:
+    """List query heads of a workgroup and positions per step, the best first.
+
+    A row is read once for all heads of a workgroup, and a step waits once for all its positions:
+    their product counts the bytes that a device full of workgroups waits for at once. At the same
+    product more heads read fewer bytes from the device's cache. Empty where a lane has no room.
+    """
+    most_words = _most_lane_words(tuning)
+    shares = [(heads, n) for heads in _divisors(shape.group) for n in (1, 2, 4)]
+    fitting = [share for share in shares if _lane_words(shape, lanes, *share) <= most_words]
+    return sorted(fitting, key=lambda share: (share[0] * share[1], share), reverse=True)
+
+
+def _most_lane_words(tuning: Tuning) -> int:
+    """Limit what a lane holds, so that no compiler spills and waves can hide each other's waiting.
+
+    Seen in what Mesa's compilers make of the shapes of real models: addresses and temporaries take
+    half as many registers again.
+    """
+    if tuning.subgroup_size >= 64:  # AMD: four waves or more of each SIMD
+        return 128 if tuning.required_subgroup_size else 42  # GCN has one size and fewer registers
+    if tuning.subgroup_size == 32 and not tuning.required_subgroup_size:
+        return 108  # NVIDIA: 255 registers
+    return 72  # Intel: 128 registers; and what is not known
+
+
+def _lane_words(shape: AttentionShape | LatentShape, lanes: int, heads: int, positions: int) -> int:
+    """Count the registers of a lane for queries, sums, loaded rows and their scores."""
+    row_units, value_units = _lane_units(shape, lanes)
+    loaded = zip((row_units, value_units), shape.kv_types, strict=True)
+    loaded_words = [n_units * _unit_words(kv_type) for n_units, kv_type in loaded]
+    held = heads * (row_units + value_units) * UNIT_DIMS
+    return held + positions * (sum(loaded_words[: len(shape.cache_bytes)]) + heads)
+
+
+def _unit_words(kv_type: KvType) -> int:
+    """Count the words that a lane loads of a unit: of q8_0 also its scale."""
+    return UNIT_DIMS * NUMBER_BYTES[kv_type] // 4 + (kv_type == "q8_0")
+
+
+def _raw_bytes(shape: AttentionShape | LatentShape) -> int:
+    """Count the bytes that a unit takes once it is loaded, in either cache: whole 16-byte words."""
+    return 32 if "f32" in shape.kv_types else 16
+
+
+def type_numbers(shape: AttentionShape | LatentShape) -> dict[str, int]:
+    """Return the constants that tell kernels the types of caches."""
+    keys, values = (KV_NUMBERS[kv_type] for kv_type in shape.kv_types)
+    return {"k_type": keys, "v_type": values}
+
+
+def _lane_units(shape: AttentionShape | LatentShape, lanes: int) -> tuple[int, int]:
+    """Count the units of a row and of a value that one lane works on."""
+    return -(-shape.row_dim // UNIT_DIMS // lanes), -(-shape.value_dim // UNIT_DIMS // lanes)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,283 @@
+"""Compares expert_gate_up and expert_down with their twins, at routed addresses or a fixed span.
+
+Of slots that are kept, what is read must also be in their landing places, byte for byte, and the
+results must be those of the kernel that does not keep, bit by bit: the driver made two pipelines.
+Whatever no kernel may look at is NaN: the gaps between the matrices of a span, the experts that no
+slot uses, the routing of a fixed span, and landing places before something is stored there.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.facts import Activation
+from vkmoe.gpu.runner import Runner
+from vkmoe.kernels.comparison import Checks, Words
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.experts.operations import expert_down, expert_gate_up
+from vkmoe.kernels.experts.spans import DOWN, GATE, UP, PlacedExperts, Use
+from vkmoe.kernels.experts.twins import expert_down as down_twin
+from vkmoe.kernels.experts.twins import expert_gate_up as gate_up_twin
+from vkmoe.kernels.experts.twins import silu
+from vkmoe.kernels.family import (
+    ALL_SLOTS,
+    INNER,
+    MIXED_TYPE,
+    N_SLOTS,
+    WIDTH,
+    Family,
+    Setting,
+    Setup,
+    Trial,
+    Work,
+    trial,
+    weights_work,
+)
+from vkmoe.kernels.inputs import WEIGHT_TYPES, LeftState, NormedInput, multiplied
+from vkmoe.kernels.launches import kernel_class
+from vkmoe.kernels.matvec.twins import matvec as matvec_twin
+from vkmoe.kernels.rows import N_DRAWN, PAIR, RowBatch, RowCase, Rowed, RowsCase
+from vkmoe.kernels.tuning import Tuning
+
+__all__ = ["FAMILIES", "DownCase", "GateUpCase", "activation_sizes"]
+Wide = NDArray[np.float64]
+
+
+class _ExpertCase(RowCase):
+    """Checks a kernel of experts; of slots that are kept, also what was stored of them."""
+
+    use: Use
+    half: ClassVar[int]  # of the log: where gate and up are noted, or down
+
+    @abstractmethod
+    def place(self, runner: Runner, op: OpContext, batch: RowBatch) -> tuple[PlacedExperts, Rowed]:
+        """Append the kernel, and return its experts too."""
+
+    def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
+        return self.place(runner, op, batch)[1]
+
+    def _rowed(self, runner: Runner, experts: PlacedExperts, rowed: Rowed) -> Rowed:
+        """Add the routing and the log to what a kernel reads and leaves."""
+
+        def compare_all(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            *found, log = words
+            if self.use.kept is not None:
+                experts.compare_landing(runner, log, self.half, checks)
+                plain = replace(self, use=replace(self.use, kept=None))  # type: ignore[type-var]
+                with Runner(runner.device) as other:
+                    for one, same in zip(found, plain.words(other)[:-1], strict=True):
+                        checks.equal("bits of the plain kernel", one, same)
+            rowed.compare(row, checks, found)
+
+        inputs = {**rowed.inputs, experts.routing_ref: experts.routing}
+        return rowed._replace(
+            inputs=inputs,
+            compare=compare_all,
+            inert={experts.routing_ref: 0},
+            others=(experts.log.tensor,),
+        )
+
+
+@dataclass(frozen=True)
+class GateUpCase(_ExpertCase):
+    """Checks act = f(gate @ x, up @ x); gates and ups of different types take two dispatches."""
+
+    tuning: Tuning
+    types: tuple[str, str]
+    use: Use
+    n_rows: int
+    n_columns: int
+    n_partials: int = 3
+    seed: int = 0
+    activation: Activation = "silu"
+    half: ClassVar[int] = 0
+
+    def place(self, runner: Runner, op: OpContext, batch: RowBatch) -> tuple[PlacedExperts, Rowed]:
+        rng = np.random.default_rng(self.seed)
+        types, form = (*self.types, None), (self.n_rows, self.n_columns)
+        experts = PlacedExperts(runner, batch, types, self.use, form, rng)
+        source = NormedInput(batch, self.n_columns, self.n_partials, rng)
+        act = batch.tensor("act", experts.n_slots * self.n_rows + 1)
+        expert_gate_up(op, experts.block, source.x_ref, act, source.norm, self.activation)
+
+        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            wanted, magnitude = self._twin(experts, source, row)
+            found = words[0][:-1].view(np.float32).reshape(wanted.shape)
+            checks.close_where_finite("act", found, wanted, magnitude)
+            checks.untouched("the word behind act", words[0][-1:])
+
+        n_bytes = experts.n_slots * (experts.shape.gate.n_bytes + experts.shape.up.n_bytes)
+        rowed = Rowed(source.inputs, (act,), compare, n_bytes=n_bytes)
+        return experts, self._rowed(runner, experts, rowed)
+
+    def _twin(self, experts: PlacedExperts, source: NormedInput, row: int) -> tuple[Wide, Wide]:
+        """Compute the wanted values of a row, and how far each may be off."""
+        matrices = experts.of_slots(GATE, row), experts.of_slots(UP, row)
+        biases = experts.biases_of_slots(GATE, row), experts.biases_of_slots(UP, row)
+        of_gate, of_up = (multiplied(self.tuning, kind, source.x[row]) for kind in self.types)
+        parts, sizes, scale = [], [], source.scale(row)
+        for matrix, x, bias in zip(matrices, (of_gate, of_up), biases, strict=True):
+            parts.append(matvec_twin(matrix, x, scale, bias))
+            sizes.append(matvec_twin(np.abs(matrix), np.abs(x), scale, np.abs(bias)))
+        wanted = gate_up_twin(matrices, (of_gate, of_up), scale, biases, self.activation)
+        return wanted, activation_sizes(parts, sizes, self.activation)
+
+
+def activation_sizes(parts: Sequence[Wide], sizes: Sequence[Wide], activation: Activation) -> Wide:
+    """Compute how far each activated value may be off, from gate's and up's sums and their sizes.
+
+    |d silu(g) / dg| <= 1.1 carries what gate's sum is off, |silu(g)| what up's is. The clamped kind
+    adds 1 to up, and its slopes are no larger.
+    """
+    shift = 0.0 if activation == "silu" else 1.0
+    of_gate = 1.1 * sizes[0] * (np.abs(parts[1]) + shift)
+    of_up = (np.abs(parts[0]) if shift else np.abs(silu(parts[0]))) * (sizes[1] + shift)
+    result: Wide = of_gate + of_up
+    return result
+
+
+@dataclass(frozen=True)
+class DownCase(_ExpertCase):
+    """Checks hidden += weighted sum over the slots of down @ act."""
+
+    tuning: Tuning
+    type: str
+    use: Use
+    n_rows: int
+    n_columns: int
+    seed: int = 0
+    half: ClassVar[int] = 1
+
+    def place(self, runner: Runner, op: OpContext, batch: RowBatch) -> tuple[PlacedExperts, Rowed]:
+        rng, form = np.random.default_rng(self.seed), (self.n_columns, self.n_rows)
+        types = (None, None, self.type)
+        experts = PlacedExperts(runner, batch, types, self.use, form, rng)
+        n_slots, n_there = experts.n_slots, experts.n_slots - self.use.n_absent
+        kernel = kernel_class("expert_down", self.type, self.n_rows, n_slots * self.n_columns)
+        left = LeftState(runner, batch, self.n_rows, self.tuning.launch(kernel).rows, rng)
+        act = rng.standard_normal((N_DRAWN, n_slots, self.n_columns)).astype(np.float32)
+        act[:, n_there:] = np.nan
+        act_ref = batch.tensor("act", n_slots * self.n_columns)
+        expert_down(op, experts.block, act_ref, left.refs)
+
+        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            there, before = slice(n_there), left.before[row]
+            down, biases = experts.of_slots(DOWN, row)[there], experts.biases_of_slots(DOWN, row)
+            x, weights = multiplied(self.tuning, self.type, act[row, there]), experts.weights(row)
+            wanted = down_twin(down, x, weights[there], before, left.gain, biases[there])
+            terms = np.einsum("src,sc->sr", np.abs(down).astype(np.float64), np.abs(x))
+            sizes = np.abs(weights[there]).astype(np.float64) @ (terms + np.abs(biases[there]))
+            left.compare(checks, words, wanted, np.abs(before) + sizes)
+
+        n_bytes = n_slots * experts.shape.down.n_bytes
+        rowed = Rowed({act_ref: act, **left.inputs}, left.outputs, compare, n_bytes=n_bytes)
+        return experts, self._rowed(runner, experts, rowed)
+
+
+# ----- what is compared -----
+
+
+class _Uses(NamedTuple):
+    """Lists what the experts' kernels are compared with in all types and in one, and timed with."""
+
+    all_types: tuple[Use, ...]
+    one_type: tuple[Use, ...]
+    timed: Use
+
+
+_PLAIN = _Uses(
+    (Use(6, 3), Use(6, 1, routed=False)),
+    (Use(6, 3, biased=True), Use(6, 1, routed=False, weight_slot=4)),
+    Use(N_SLOTS, N_SLOTS),
+)
+_OF_ROWS = Use(4, 4, biased=True)
+_KEEPING = _Uses(
+    (Use(6, 3, kept=(0, 2)),),
+    (Use(6, 3, kept=(0, 2), biased=True),),
+    Use(N_SLOTS, N_SLOTS, kept=ALL_SLOTS),
+)
+
+
+def _gate_up(setting: Setting, uses: _Uses) -> Iterator[Trial]:
+    """Compare gate and up; of one type also with up of another type, and as gpt-oss has it."""
+    # Gate and up in one dispatch have half the rows each: two at least, so that they can be mixed.
+    kind, tuning = setting.axis, replace(setting.tuning, rows=max(4, setting.tuning.rows))
+    cases = [GateUpCase(tuning, (kind, kind), use, 5, 512) for use in uses.all_types]
+    large = GateUpCase(tuning, (kind, kind), uses.timed, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
+    yield trial(*cases, timed=large)
+    if uses is _PLAIN:
+        rows = replace(cases[0], use=_OF_ROWS)
+        yield trial(cases[0], RowsCase(rows, PAIR), what="rows of a batch")
+    if kind == MIXED_TYPE:
+        other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
+        yield trial(replace(cases[0], types=(kind, other)), what=f"with up {other}")
+        oai = replace(cases[0], use=uses.one_type[0], activation="swiglu_oai")
+        yield trial(oai, replace(oai, types=(kind, other)), what="as gpt-oss has it")
+
+
+def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:
+    """Compare down; of one type also with biases, and as a shared expert with a weight."""
+    kind, tuning, _ = setting
+    cases = [DownCase(tuning, kind, use, 13, n_columns) for use in uses.all_types]
+    large = DownCase(tuning, kind, uses.timed, setting.rows_of(INNER, N_SLOTS), INNER)
+    yield trial(*cases, timed=large)
+    if uses is _PLAIN:
+        rows = RowsCase(replace(cases[0], use=_OF_ROWS), PAIR)
+        yield trial(cases[0], rows, what="rows of a batch")
+    if kind == MIXED_TYPE:
+        yield trial(*(replace(cases[0], use=use) for use in uses.one_type), what="with biases")
+        if uses is _PLAIN:
+            some = Use(6, 5, biased=True, n_absent=2)
+            yield trial(replace(cases[0], use=some), what="without some slots")
+
+
+# ----- what is measured -----
+
+
+def _gate_up_works(setup: Setup) -> Iterator[Work]:
+    shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
+    for what, use, inner in _uses_of_model(setup):
+        case = GateUpCase(
+            tuning, (kind, kind), use, inner, shapes.width, activation=shapes.activation
+        )
+        text = f"{use.n_slots} x 2 x {inner} x {shapes.width}"
+        form = use.n_slots * 2 * inner, shapes.width
+        yield weights_work(setup, f"{what}gate/up", text, case.run, form)
+
+
+def _down_works(setup: Setup) -> Iterator[Work]:
+    shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
+    for what, use, inner in _uses_of_model(setup):
+        case = DownCase(tuning, kind, use, shapes.width, inner)
+        text = f"{use.n_slots} x {shapes.width} x {inner}"
+        form = use.n_slots * shapes.width, inner
+        yield weights_work(setup, f"{what}down", text, case.run, form)
+
+
+def _uses_of_model(setup: Setup) -> Iterator[tuple[str, Use, int]]:
+    """Yield name, slots and inner width of the experts a family gets: routed, kept, shared."""
+    shapes = setup.shapes
+    n_used = shapes.router.n_used
+    keeps = setup.variant.family.endswith("_keep")
+    kept = tuple(range(n_used)) if keeps else None
+    yield "", Use(n_used, n_used, kept=kept, biased=shapes.biased), shapes.inner
+    if shapes.shared_inner and not keeps:
+        slot = n_used if shapes.router.shared_gate else None
+        yield "shared ", Use(1, 1, routed=False, weight_slot=slot), shapes.shared_inner
+
+
+FAMILIES = {
+    "expert_gate_up": Family(partial(_gate_up, uses=_PLAIN), _gate_up_works, "dot_suffix"),
+    "expert_down": Family(partial(_down, n_columns=512, uses=_PLAIN), _down_works, "dot_suffix"),
+    "expert_gate_up_keep": Family(partial(_gate_up, uses=_KEEPING), _gate_up_works, "dot_suffix"),
+    "expert_down_keep": Family(
+        partial(_down, n_columns=768, uses=_KEEPING), _down_works, "dot_suffix"
+    ),
+}

@@ -1,0 +1,80 @@
+"""Says how the kernels that read weights are launched, one by one: their classes and their sizes.
+
+A class is what a size is chosen for: a kernel, a type of weights and the form of the matrix. Where
+an expert lies, or what else is in a submit, is no part of it: that must never change a sum. The
+sizes themselves are chosen in tuning.py, or measured by `vkmoe tune`. Kernels that multiply tiles
+have one shape for all.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["KEEPING", "KernelClass", "Launch", "MatvecFamily", "RowClass", "Tile", "kernel_class"]
+
+MatvecFamily = Literal["matvec", "matvec_residual", "expert_gate_up", "expert_down"]
+RowClass = Literal["few", "some", "many"]
+ColumnClass = Literal["short", "long"]
+
+# The kernels that run beside these where experts are kept, which must be launched as they are.
+KEEPING = {"expert_gate_up": "expert_gate_up_keep", "expert_down": "expert_down_keep"}
+
+# Four rows to a workgroup leave most of a GPU idle below the first bound (routers, a single k or
+# v), and fill any several times above the second (output heads).
+MOST_FEW, MOST_SOME = 1024, 16384
+MOST_SHORT = 1024  # columns; 32 to a lane, they occupy half of a workgroup of 64
+
+
+class Launch(NamedTuple):
+    """Says how a kernel is spread: lanes and rows of a workgroup, and lanes of a subgroup.
+
+    `rows` counts dot products: gate and up together have half as many rows.
+    """
+
+    workgroup_size: int
+    rows: int
+    subgroup_size: int = 0  # that the pipeline must have; 0: what the driver chooses
+
+    def __str__(self) -> str:
+        by = f" by {self.subgroup_size}" if self.subgroup_size else ""
+        return f"{self.workgroup_size} x {self.rows}{by}"
+
+
+class Tile(NamedTuple):
+    """Says how the kernels that multiply tiles spread them: what each lane has sums of at once.
+
+    A product is the same to the bit in tiles of any shape.
+    """
+
+    workgroup_size: int
+    dots: int  # rows of weights that a workgroup has, those of gate and up counted apart
+    lane_dots: int  # of which a lane has so many
+    lane_columns: int
+
+    @property
+    def columns(self) -> int:
+        """Return how many rows of a batch, or pairs, a tile has at most."""
+        return self.lane_dots * self.lane_columns
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return what a tile of f32 has in shared memory: a chunk of each row, and a code book."""
+        return 4 * (32 * (self.dots + self.columns) + 16)
+
+    def __str__(self) -> str:
+        return f"{self.dots} x {self.columns} by {self.workgroup_size}"
+
+
+class KernelClass(NamedTuple):
+    """Names what a launch is chosen for."""
+
+    family: MatvecFamily
+    type: str
+    rows: RowClass
+    columns: ColumnClass
+
+
+def kernel_class(family: MatvecFamily, kind: str, n_rows: int, n_columns: int) -> KernelClass:
+    """Find the class of a dispatch: all its rows, and the columns that one sum runs over."""
+    rows: RowClass = "few" if n_rows <= MOST_FEW else "some" if n_rows <= MOST_SOME else "many"
+    return KernelClass(family, kind, rows, "short" if n_columns <= MOST_SHORT else "long")

@@ -1,0 +1,492 @@
+"""Compares the kernels that multiply tiles with their twins: matrices by all rows of a batch, and
+experts by the pairs that chose them.
+
+What a row's x and experts are depends on its number alone, so that the same row can be put into
+other batches. Whatever no kernel may look at is NaN: rows not in use, gaps, experts without tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.batch import TokenBatch
+from vkmoe.facts import Activation
+from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.gpu.token_io import pack_params, param_words
+from vkmoe.kernels.comparison import SUM_LIMIT, Checks, KernelCase, Prepared, Words
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.experts.cases import activation_sizes
+from vkmoe.kernels.experts.operations import ExpertShape
+from vkmoe.kernels.experts.spans import DOWN, GATE, UP, Spans, span_layout
+from vkmoe.kernels.family import (
+    MIXED_TYPE,
+    WIDTH,
+    Family,
+    Setting,
+    Setup,
+    Trial,
+    Work,
+    trial,
+    weights_work,
+)
+from vkmoe.kernels.inputs import WEIGHT_TYPES, Placed, multiplied, place_matrix
+from vkmoe.kernels.matmul import twins
+from vkmoe.kernels.matmul.operations import (
+    TILE_HEADER_WORDS,
+    TILE_WORDS,
+    ExpertTiles,
+    RowParts,
+    TiledExperts,
+    expert_matmul_down,
+    expert_matmul_gate_up,
+    matmul,
+    matmul_heads,
+    matmul_residual,
+)
+from vkmoe.kernels.prompt_experts.twins import expert_tiles
+from vkmoe.kernels.shapes import TINY
+from vkmoe.kernels.tuning import Tuning
+
+__all__ = ["FAMILIES", "Batch", "ExpertMatmulCase", "HeadsMatmulCase", "MatmulCase", "tile_lists"]
+ROUND = 2  # of tiles: as if experts had been brought
+TYPICAL_LIMIT = 2.0**-9  # of errors that f16 leaves in sums of random products
+
+Floats = NDArray[np.floating]
+Wide = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Numbers the rows in use; the program has `n_spare` more."""
+
+    rows: tuple[int, ...]
+    n_spare: int = 0
+
+    @property
+    def most(self) -> int:
+        return len(self.rows) + self.n_spare
+
+    @property
+    def params(self) -> TensorRef:
+        return TensorRef("params", param_words(self.most))
+
+    def op(self, program: Program, tuning: Tuning) -> OpContext:
+        return OpContext(program, tuning, program.name, n_rows=self.most)
+
+    def params_words(self) -> Words:
+        """Make the words of the parameters."""
+        n = len(self.rows)
+        words = np.zeros(self.params.n_words, np.uint32)
+        batch = TokenBatch((0,) * n, (0,) * n, (0,) * n, (True,) * n, "prompt")
+        pack_params(words.data, batch, 0, serial=1)
+        return words
+
+    def draw(self, n_values: int, seed: int) -> Floats:
+        """Draw float32 [rows in use, n_values]."""
+        drawn = [np.random.default_rng([seed, row]).standard_normal(n_values) for row in self.rows]
+        return np.array(drawn, np.float32)
+
+    def draw_experts(self, n_experts: int, n_used: int, seed: int) -> NDArray[np.int64]:
+        """Draw the distinct experts of each row [rows in use, n_used]."""
+        drawn = [np.random.default_rng([seed, row, 1]).permutation(n_experts) for row in self.rows]
+        return np.array([ids[:n_used] for ids in drawn])
+
+
+@dataclass(frozen=True)
+class MatmulCase(KernelCase):
+    """Checks matrices [(type, rows)] of `n_columns` times the rows of a batch.
+
+    With `residual` there is one matrix, and what is in y is added to. `gap` words lie between
+    rows, of x and y, and `offset` words before the first.
+    """
+
+    tuning: Tuning
+    segments: tuple[tuple[str, int], ...]
+    n_columns: int
+    batch: Batch
+    residual: bool = False
+    biased: bool = False
+    gap: int = 0
+    offset: int = 0
+    seed: int = 0
+
+    def prepare(self, runner: Runner) -> Prepared:
+        rng = np.random.default_rng(self.seed)
+        placed = [
+            place_matrix(runner, kind, n_rows, self.n_columns, rng)
+            for kind, n_rows in self.segments
+        ]
+        n_rows = sum(n_rows for _, n_rows in self.segments)
+        biases = (self.biased * rng.standard_normal(n_rows)).astype(np.float32)
+        bias = runner.place(biases) if self.biased else 0
+        x, before = (
+            self.batch.draw(self.n_columns, self.seed),
+            self.batch.draw(n_rows, self.seed + 1000),
+        )
+        x_words, x_at = self._padded(x)
+        y_words, y_at = self._padded(before if self.residual else None, n_rows)
+        program = Program("matmul")
+        op, params = self.batch.op(program, self.tuning), self.batch.params
+        if self.residual:
+            matmul_residual(op, placed[0].matrix, x_at, y_at, params, bias=bias)
+        else:
+            matmul(op, [p.matrix for p in placed], x_at, y_at, params, bias=bias)
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            wanted, sizes = self._twin(placed, x, biases)
+            if self.residual:
+                wanted, sizes = wanted + before, sizes + np.abs(before)
+            found = self._rows_in_use(words[0], y_at.stride)[:, :n_rows].view(np.float32)
+            checks.close("y", found, wanted, sizes)
+            if self.tuning.half_tiles:
+                _check_typical(checks, found - wanted, self._values(placed), x)
+            others = np.array(words[0])
+            self._rows_in_use(others, y_at.stride)[:, :n_rows] = SENTINEL
+            checks.untouched("y elsewhere", others)
+
+        inputs = {x_at.tensor: x_words, self.batch.params: self.batch.params_words()}
+        inputs |= {y_at.tensor: y_words} if self.residual else {}
+        n_bytes = sum(p.matrix.n_bytes for p in placed)
+        return Prepared(program, (y_at.tensor,), [(inputs, compare)], n_bytes)
+
+    def _values(self, placed: Sequence[Placed]) -> Floats:
+        """Return the weights of all matrices: [n_rows, n_columns]."""
+        shapes = ((item.matrix.n_rows, self.n_columns) for item in placed)
+        return np.concatenate(
+            [np.resize(p.values, shape) for p, shape in zip(placed, shapes, strict=True)]
+        )
+
+    def _twin(self, placed: Sequence[Placed], x: Floats, biases: Floats) -> tuple[Wide, Wide]:
+        """Compute the wanted products of all matrices, and how far each may be off."""
+        wanted, sizes, first = [], [], 0
+        for item in placed:
+            values = np.resize(item.values, (item.matrix.n_rows, self.n_columns))
+            rounded = multiplied(self.tuning, item.matrix.type, x)
+            bias = biases[first : first + len(values)]
+            wanted.append(twins.matmul(values, rounded, bias))
+            sizes.append(_sizes(self.tuning, values, rounded, bias))
+            first += len(values)
+        return np.concatenate(wanted, axis=1), np.concatenate(sizes, axis=1)
+
+    def _padded(self, rows: Floats | None, width: int = 0) -> tuple[Words, RowParts]:
+        """Put rows in use between words that are not read; none: such words alone."""
+        stride = (width or self.n_columns) + self.gap
+        words = np.full(self.offset + self.batch.most * stride + 1, SENTINEL, np.uint32)
+        if rows is not None:
+            parts = self._rows_in_use(words, stride)
+            parts[:, : rows.shape[1]] = rows.view(np.uint32)
+        name = "y" if width else "x"
+        return words, RowParts(TensorRef(name, len(words)), stride, self.offset)
+
+    def _rows_in_use(self, words: Words, stride: int) -> Words:
+        end = self.offset + len(self.batch.rows) * stride
+        return words[self.offset : end].reshape(-1, stride)
+
+
+@dataclass(frozen=True)
+class HeadsMatmulCase(KernelCase):
+    """Checks `n_heads` matrices [n_rows, n_columns] times the heads of the rows of a batch."""
+
+    tuning: Tuning
+    type: str
+    n_heads: int
+    n_rows: int
+    n_columns: int
+    batch: Batch
+    x_gap: int = 4  # words between the heads of x
+
+    def prepare(self, runner: Runner) -> Prepared:
+        rng = np.random.default_rng(0)
+        n_rows, head_stride = self.n_heads * self.n_rows, self.n_columns + self.x_gap
+        placed = place_matrix(runner, self.type, n_rows, self.n_columns, rng)
+        parts = self.batch.draw(self.n_heads * self.n_columns, 0)
+        parts = parts.reshape(-1, self.n_heads, self.n_columns)
+        x = np.full((self.batch.most, self.n_heads, head_stride), np.nan, np.float32)
+        x[: len(parts), :, : self.n_columns] = parts
+        x_ref, y_ref = TensorRef("x", x.size), TensorRef("y", self.batch.most * n_rows + 1)
+        program = Program("matmul_heads")
+        matmul_heads(
+            self.batch.op(program, self.tuning),
+            placed.matrix,
+            self.n_heads,
+            RowParts(x_ref, self.n_heads * head_stride, head_stride=head_stride),
+            RowParts(y_ref, n_rows),
+            self.batch.params,
+        )
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
+            rounded = multiplied(self.tuning, self.type, parts)
+            wanted = twins.matmul_heads(weights, rounded)
+            found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
+            heads = range(self.n_heads)
+            of_heads = [_sizes(self.tuning, weights[h], rounded[:, h]) for h in heads]
+            sizes = np.stack(of_heads, axis=1)
+            checks.close("y of heads", found, wanted, sizes)
+            checks.untouched("y behind the rows in use", words[0][wanted.size :])
+
+        inputs = {x_ref: x, self.batch.params: self.batch.params_words()}
+        return Prepared(program, (y_ref,), [(inputs, compare)])
+
+
+@dataclass(frozen=True)
+class ExpertMatmulCase(KernelCase):
+    """Checks gate and up (types of both), or down (one type), for the pairs of a batch.
+
+    Without `n_used` one expert at a fixed address is multiplied with all rows. `chosen` [rows in
+    use][n_used] are experts in place of drawn ones.
+    """
+
+    tuning: Tuning
+    types: tuple[str, ...]
+    n_rows: int
+    n_columns: int
+    batch: Batch
+    n_experts: int = 1
+    n_used: int = 0
+    biased: bool = False
+    activation: Activation = "silu"
+    chosen: tuple[tuple[int, ...], ...] = ()
+    seed: int = 0
+
+    def prepare(self, runner: Runner) -> Prepared:
+        experts = _Experts(self, runner)
+        n_pairs = experts.ids.size
+        is_down = len(self.types) == 1
+        x = self._pairs_x(experts.ids) if is_down else self.batch.draw(self.n_columns, self.seed)
+        x /= np.float32(np.sqrt(20.0 * self.n_columns))
+        most_x = self.batch.most * (max(1, self.n_used) if is_down else 1)
+        x_ref = TensorRef("x", most_x * self.n_columns)
+        y_ref = TensorRef("y", self.batch.most * max(1, self.n_used) * self.n_rows + 1)
+        program = Program("expert_matmul")
+        op = self.batch.op(program, self.tuning)
+        if is_down:
+            expert_matmul_down(op, experts.block, x_ref, y_ref)
+        else:
+            x_at = RowParts(x_ref, self.n_columns)
+            expert_matmul_gate_up(op, experts.block, x_at, y_ref, self.activation)
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            wanted, sizes = experts.down(x) if is_down else experts.gate_up(x)
+            found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
+            checks.close("y of pairs", found, wanted, sizes)
+            checks.untouched("y behind the pairs", words[0][n_pairs * self.n_rows :])
+
+        inputs = {x_ref: x, **experts.inputs}
+        n_bytes = len(np.unique(experts.ids)) * experts.read_bytes
+        return Prepared(program, (y_ref,), [(inputs, compare)], n_bytes)
+
+    def _pairs_x(self, ids: NDArray[np.int64]) -> Floats:
+        """Draw x of every pair: [n_pairs, n_columns]."""
+        return self.batch.draw(ids.shape[1] * self.n_columns, self.seed).reshape(ids.size, -1)
+
+
+def _sizes(tuning: Tuning, weights: Floats, x: Floats, bias: Floats | float = 0.0) -> Wide:
+    """Say how far products may be off, over SUM_LIMIT: [n, n_rows]."""
+    sizes = twins.matmul(np.abs(weights), np.abs(x), np.abs(bias))
+    return sizes + twins.half_bound(weights, x) / SUM_LIMIT if tuning.half_tiles else sizes
+
+
+def _check_typical(checks: Checks, errors: Wide, weights: Floats, x: Floats) -> None:
+    """Check that errors of f16 are what they are by chance, far below the sure bound.
+
+    Of products in random signs rounding leaves about 2^-11 of the root of the sum of squares.
+    """
+    chance = twins.matmul(np.square(weights.astype(np.float64)), np.square(x.astype(np.float64)))
+    typical = np.sqrt(np.mean(np.square(errors) / np.maximum(chance, np.finfo(float).tiny)))
+    checks.close("typical error of y", np.array([typical]), np.zeros(1), 1.0, TYPICAL_LIMIT)
+
+
+def tile_lists(
+    ids: NDArray[np.int64], spans: NDArray[np.uint64], tile_columns: int
+) -> tuple[Words, NDArray[np.uint32]]:
+    """Make the words of a list of tiles, and the sorted pairs, of experts [n, n_used].
+
+    `spans` are the experts' addresses. All tiles but the first, which is of nothing, are those of
+    round ROUND.
+    """
+    everything = np.ones(len(spans), np.bool_)
+    found = expert_tiles(ids, everything, ~everything, tile_columns)
+    words = np.zeros((1 + len(found.tiles), TILE_WORDS), np.uint32)
+    words[1:, :2] = spans[found.tiles[:, 0]].reshape(-1, 1).view(np.uint32)
+    words[1:, 2:] = found.tiles[:, 1:]
+    starts = np.full(TILE_HEADER_WORDS, len(words), np.uint32)
+    starts[: ROUND + 1] = [0] * ROUND + [1]
+    return np.concatenate([starts, words.reshape(-1)]), found.pairs.astype(np.uint32)
+
+
+class _Experts:
+    """Draws the spans of a case's experts, and the lists of its pairs."""
+
+    def __init__(self, case: ExpertMatmulCase, runner: Runner) -> None:
+        self._case, rng = case, np.random.default_rng(case.seed)
+        self.ids = self._draw_ids()
+        self._shape, used = self._lay_out(), np.unique(self.ids)
+        drawn = Spans(self._shape, case.n_experts, used, case.tuning.layout, rng)
+        self._values = [drawn.values(which) for which in (GATE, UP, DOWN)]
+        self._biases, placed = drawn.biases, drawn.place(runner)
+        spans = np.zeros(case.n_experts, np.uint64)
+        spans[used] = placed.addresses[used]
+        words, pairs = tile_lists(self.ids, spans, case.tuning.tile.columns)
+        batch, n_pairs = case.batch, case.batch.most * case.n_used
+        lists = ExpertTiles(
+            TensorRef("tiles", max(len(words), 1)),
+            TensorRef("sorted", max(n_pairs, 1)),
+            case.n_experts,
+            case.n_used,
+            ROUND,
+        )
+        self.block = TiledExperts(
+            placed.shape,
+            batch.params,
+            placed.memory,
+            lists if case.n_used else None,
+            span=0 if case.n_used else int(placed.addresses[0]),
+        )
+        self.inputs = {batch.params: batch.params_words()}
+        self.inputs |= {lists.tiles: words, lists.sorted: pairs} if case.n_used else {}
+
+    @property
+    def read_bytes(self) -> int:
+        """Count the bytes of an expert that are read."""
+        shape = self._shape
+        return shape.gate.n_bytes + shape.up.n_bytes + shape.down.n_bytes
+
+    def gate_up(self, x: Floats) -> tuple[Wide, Wide]:
+        """Compute the wanted values, and how far each may be off."""
+        (gate, up, _), (gate_bias, up_bias, _) = self._values, self._biases
+        matrices, biases, kind = (gate, up), (gate_bias, up_bias), self._case.activation
+        types = (self._shape.gate.type, self._shape.up.type)
+        of_gate, of_up = (multiplied(self._case.tuning, name, x) for name in types)
+        xs, parts, sizes = (of_gate, of_up), [], []
+        for weights, of_x, bias in zip(matrices, xs, biases, strict=True):
+            of_pairs = np.repeat(of_x, self.ids.shape[1], axis=0)
+            parts.append(twins.expert_matmul_down(weights, of_pairs, self.ids, bias))
+            sizes.append(self._sizes(weights, of_pairs, bias))
+        wanted = twins.expert_matmul_gate_up(matrices, xs, self.ids, biases, kind)
+        return wanted, activation_sizes(parts, sizes, kind)
+
+    def down(self, x: Floats) -> tuple[Wide, Wide]:
+        """Compute the wanted values, and how far each may be off."""
+        down, bias = self._values[2], self._biases[2]
+        x = multiplied(self._case.tuning, self._shape.down.type, x)
+        return twins.expert_matmul_down(down, x, self.ids, bias), self._sizes(down, x, bias)
+
+    def _sizes(self, weights: Floats, x: Floats, bias: Floats) -> Wide:
+        """Say how far products of pairs may be off: [n_pairs, n_rows]."""
+        ids, sizes = self.ids.reshape(-1), np.zeros((self.ids.size, weights.shape[1]))
+        for expert in np.unique(ids):
+            rows = ids == expert
+            sizes[rows] = _sizes(self._case.tuning, weights[expert], x[rows], bias[expert])
+        return sizes
+
+    def _draw_ids(self) -> NDArray[np.int64]:
+        case = self._case
+        if case.chosen:
+            return np.array(case.chosen)
+        if not case.n_used:
+            return np.zeros((len(case.batch.rows), 1), np.int64)
+        return case.batch.draw_experts(case.n_experts, case.n_used, case.seed)
+
+    def _lay_out(self) -> ExpertShape:
+        case = self._case
+        if len(case.types) == 1:
+            sizes = case.n_columns, case.n_rows
+            return span_layout((None, None, *case.types), *sizes, case.biased, case.tuning.layout)
+        sizes = case.n_rows, case.n_columns
+        return span_layout((*case.types, None), *sizes, case.biased, case.tuning.layout)
+
+
+# ----- what is compared -----
+
+
+_BATCH = Batch(tuple(range(11)), n_spare=2)  # in groups of 8 and 4 columns
+_TIMED_ROWS = tuple(range(32))
+
+
+def _matmul(setting: Setting) -> Iterator[Trial]:
+    """Compare with as many rows as take two groups of columns, not all of the program's."""
+    kind, tuning, _ = setting
+    segments = ((kind, 37), (kind, 5))
+    case = MatmulCase(tuning, segments, 768, _BATCH, biased=True, gap=4, offset=8)
+    large = MatmulCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, Batch(_TIMED_ROWS))
+    yield trial(case, HeadsMatmulCase(tuning, kind, 2, 11, 256, _BATCH), timed=large)
+
+
+def _matmul_residual(setting: Setting) -> Iterator[Trial]:
+    case = MatmulCase(setting.tuning, ((setting.axis, 37),), 512, _BATCH, residual=True)
+    yield trial(replace(case, biased=True))
+
+
+def _expert_gate_up_tiles(setting: Setting) -> Iterator[Trial]:
+    """Compare routed experts and a fixed one; of one type also as gpt-oss has it."""
+    kind, tuning, _ = setting
+    case = ExpertMatmulCase(tuning, (kind, kind), 21, 512, _BATCH, 6, 3)
+    yield trial(case, replace(case, n_experts=1, n_used=0))
+    if kind == MIXED_TYPE:
+        other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
+        oai = replace(case, biased=True, activation="swiglu_oai")
+        yield trial(oai, replace(oai, types=(kind, other)), what="as gpt-oss has it")
+
+
+def _expert_down_tiles(setting: Setting) -> Iterator[Trial]:
+    """Compare routed experts without biases and with them, and a fixed one that has some."""
+    case = ExpertMatmulCase(setting.tuning, (setting.axis,), 37, 512, _BATCH, 6, 3)
+    biased = replace(case, biased=True)
+    yield trial(case, biased, replace(biased, n_experts=1, n_used=0))
+
+
+# ----- what is measured -----
+
+
+MATMUL_ROWS = 32
+
+
+def _matmul_works(setup: Setup) -> Iterator[Work]:
+    """Multiply a prompt's rows."""
+    shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
+    batch = _prompt_batch(setup)
+    segments = tuple((kind, n) for n in shapes.qkv)
+    case = MatmulCase(tuning, segments, shapes.width, batch, biased=shapes.biased)
+    text = f"{batch.most} rows, {'+'.join(map(str, shapes.qkv))} x {shapes.width}"
+    yield weights_work(setup, "q/k/v", text, case.run, (sum(shapes.qkv), shapes.width))
+
+
+def _matmul_residual_works(setup: Setup) -> Iterator[Work]:
+    shapes, kind, batch = setup.shapes, setup.variant.axis, _prompt_batch(setup)
+    segments = ((kind, shapes.width),)
+    case = MatmulCase(setup.tuning, segments, shapes.o_columns, batch, residual=True)
+    text = f"{batch.most} rows, {shapes.width} x {shapes.o_columns}"
+    yield weights_work(setup, "o", text, case.run, (shapes.width, shapes.o_columns))
+
+
+def _expert_matmul_works(setup: Setup) -> Iterator[Work]:
+    """Multiply a prompt's rows with their experts, of which few are left unused."""
+    shapes, kind, batch = setup.shapes, setup.variant.axis, _prompt_batch(setup)
+    router, inner, width = shapes.router, shapes.inner, shapes.width
+    gate_up = setup.variant.family == "expert_matmul_gate_up"
+    types, n_rows, n_columns = ((kind, kind), inner, width) if gate_up else ((kind,), width, inner)
+    case = ExpertMatmulCase(
+        setup.tuning, types, n_rows, n_columns, batch, router.n_experts, router.n_used
+    )
+    name = "gate/up" if gate_up else "down"
+    text = f"{batch.most} rows, {router.n_experts} x {n_rows} x {n_columns}"
+    n_read = min(router.n_experts, batch.most * router.n_used) * len(types) * n_rows
+    yield weights_work(setup, name, text, case.run, (n_read, n_columns))
+
+
+def _prompt_batch(setup: Setup) -> Batch:
+    return Batch(tuple(range(4 if setup.shapes is TINY else MATMUL_ROWS)))
+
+
+FAMILIES = {
+    "matmul": Family(_matmul, _matmul_works, "tile_suffix"),
+    "matmul_residual": Family(_matmul_residual, _matmul_residual_works, "tile_suffix"),
+    "expert_matmul_gate_up": Family(_expert_gate_up_tiles, _expert_matmul_works, "tile_suffix"),
+    "expert_matmul_down": Family(_expert_down_tiles, _expert_matmul_works, "tile_suffix"),
+}

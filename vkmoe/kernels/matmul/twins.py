@@ -1,0 +1,98 @@
+"""This module has the NumPy twins of matmul.comp and expert_matmul.comp.
+
+They compute in float64 on decoded weights, for all rows of a batch; experts for pairs of a row and
+one of its experts. `half_bound` says how far the kernels that multiply f16 may be off.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.kernels.experts.twins import activated
+from vkmoe.kernels.matvec.twins import Floats
+
+__all__ = ["expert_matmul_down", "expert_matmul_gate_up", "half_bound", "matmul", "matmul_heads"]
+
+HALF_UNIT = 2.0**-11  # what rounding to f16 changes a number by, over the number
+
+
+def matmul(weights: Floats, x: Floats, bias: Floats | float = 0.0) -> NDArray[np.float64]:
+    """Compute x @ weights^T + bias: [n, n_rows].
+
+    weights [n_rows, n_columns], x [n, n_columns], bias [n_rows].
+    """
+    result: NDArray[np.float64] = x.astype(np.float64) @ weights.astype(np.float64).T + bias
+    return result
+
+
+def matmul_heads(weights: Floats, x: Floats) -> NDArray[np.float64]:
+    """Multiply each head's part of x by its weights: [n, n_heads, n_rows].
+
+    weights [n_heads, n_rows, n_columns], x [n, n_heads, n_columns].
+    """
+    heads = [matmul(weights[h], x[:, h]) for h in range(len(weights))]
+    return np.stack(heads, axis=1)
+
+
+def half_bound(weights: Floats, x: Floats) -> NDArray[np.float64]:
+    """Bound the error of x @ weights^T where tiles are of f16 (tile_half.glsl): [n, n_rows].
+
+    Say S is the sum of |w * x|, u = 2^-11, W and X the largest |w| and |x| of a chunk. Scaled by
+    powers of two to [16, 32), w and x are rounded by u of each, or flushed by 2^-18 of W and X:
+    2 u S + 2^-18 (W sum |x| + X sum |w|). A chunk has 16 even and 16 odd products. Each is added
+    with an error of u of the sum so far, and of u of itself where fma is not fused; then the two
+    sums are added: 18 u S in all. What is flushed of 34 sums, 2^-22 W X each, is below
+    2^-16.9 X sum |w|. Sums of chunks are f32, and what that changes is left to the caller.
+    """
+    n_columns = weights.shape[1]
+    n_block = 256 if n_columns % 256 == 0 else 32  # chunks lie in blocks, whatever the type
+    w, values = (
+        np.abs(each.astype(np.float64)).reshape(len(each), -1, n_block) for each in (weights, x)
+    )
+    flushed = matmul(w.max(2), values.sum(2)) + matmul(w.sum(2), values.max(2))
+    rounded = matmul(np.abs(weights), np.abs(x))
+    result: NDArray[np.float64] = 20.1 * HALF_UNIT * rounded + 2.0**-16 * flushed
+    return result
+
+
+def expert_matmul_gate_up(
+    matrices: tuple[Floats, Floats],
+    xs: tuple[Floats, Floats],
+    experts: NDArray[np.integer],
+    biases: tuple[Floats, Floats],
+    activation: str = "silu",
+) -> NDArray[np.float64]:
+    """Compute activated(gate @ x, up @ x) of pairs' experts, biases added before: [n_pairs, inner].
+
+    gate, up [n_experts, inner, n_columns], their biases [n_experts, inner], x [n, n_columns] as
+    each multiplies it; experts [n, n_used].
+    """
+    n_used = experts.shape[1]
+    products = [
+        _of_pairs(weights, np.repeat(x, n_used, axis=0), experts, bias)
+        for weights, x, bias in zip(matrices, xs, biases, strict=True)
+    ]
+    return activated(products[0], products[1], activation)
+
+
+def expert_matmul_down(
+    down: Floats, act: Floats, experts: NDArray[np.integer], biases: Floats
+) -> NDArray[np.float64]:
+    """Compute down @ act[pair] + bias of pairs' experts, unweighted: [n_pairs, n_rows].
+
+    down [n_experts, n_rows, inner], biases [n_experts, n_rows], act [n_pairs, inner], experts
+    [n, n_used].
+    """
+    return _of_pairs(down, act, experts, biases)
+
+
+def _of_pairs(
+    weights: Floats, x: Floats, experts: NDArray[np.integer], biases: Floats
+) -> NDArray[np.float64]:
+    """Multiply x [n_pairs, n_columns] by the weights of the pairs' experts."""
+    result = np.zeros((len(x), weights.shape[1]))
+    ids = experts.reshape(-1)
+    for expert in np.unique(ids):
+        result[ids == expert] = matmul(weights[expert], x[ids == expert], biases[expert])
+    return result

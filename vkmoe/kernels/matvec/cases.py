@@ -1,0 +1,270 @@
+"""Compares the kernels that read whole matrices with their twins: matvec, matvec_residual,
+matvec_heads and embed. Each case is one random configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.gpu.runner import Runner
+from vkmoe.kernels.comparison import Checks, Words
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.family import WIDTH, Family, Setting, Setup, Trial, Work, trial, weights_work
+from vkmoe.kernels.inputs import LeftState, NormedInput, Placed, multiplied, place_matrix
+from vkmoe.kernels.launches import kernel_class
+from vkmoe.kernels.matvec import twins
+from vkmoe.kernels.matvec.operations import HeadParts, embed, matvec, matvec_heads, matvec_residual
+from vkmoe.kernels.rows import N_DRAWN, PAIR, RowBatch, RowCase, Rowed, RowsCase
+from vkmoe.kernels.tuning import Tuning
+from vkmoe.quants.types import Bytes
+
+__all__ = ["FAMILIES", "EmbedCase", "HeadsCase", "MatvecCase", "ResidualCase"]
+
+Floats = NDArray[np.floating]
+Wide = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MatvecCase(RowCase):
+    """Checks matrices [(type, rows)] of `n_columns` times one x, plus biases if it is `biased`.
+
+    `n_partials` 0: without the norm. `file_rows` are given matrices in place of random ones. Rows
+    with a value that is not finite are left out.
+    """
+
+    tuning: Tuning
+    segments: tuple[tuple[str, int], ...]
+    n_columns: int
+    n_partials: int = 0
+    seed: int = 0
+    biased: bool = False
+    file_rows: tuple[Bytes, ...] = ()
+
+    def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
+        rng = np.random.default_rng(self.seed)
+        source = NormedInput(batch, self.n_columns, self.n_partials, rng)
+        placed = [
+            place_matrix(runner, kind, n_rows, self.n_columns, rng, rows)
+            for (kind, n_rows), rows in zip(
+                self.segments, self.file_rows or [None] * len(self.segments), strict=True
+            )
+        ]
+        n_rows = sum(n_rows for _, n_rows in self.segments)
+        biases = _biases(n_rows, self.seed, self.biased)
+        y = batch.tensor("y", n_rows + 1)
+        matvec(
+            op,
+            [item.matrix for item in placed],
+            source.x_ref,
+            y,
+            source.norm if self.n_partials else None,
+            source.partials_ref,
+            bias=runner.place(biases) if self.biased else 0,
+        )
+
+        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            x, scale = source.x[row], source.scale(row)
+            parts = [_products(self.tuning, item, x, scale) for item in placed]
+            wanted, magnitude = (np.concatenate(part) for part in zip(*parts, strict=True))
+            found, magnitude = words[0][:-1].view(np.float32), magnitude + np.abs(biases)
+            checks.close_where_finite("y", found, wanted + biases, magnitude)
+            checks.untouched("the word behind y", words[0][-1:])
+
+        n_bytes = sum(item.matrix.n_bytes for item in placed)
+        return Rowed(source.inputs, (y,), compare, n_bytes=n_bytes)
+
+
+def _biases(n_rows: int, seed: int, biased: bool) -> Floats:
+    """Draw float32 [n_rows], of the size of the products; zeros unless `biased`."""
+    drawn = np.random.default_rng([seed, 7]).standard_normal(n_rows)
+    return drawn.astype(np.float32) * np.float32(biased)
+
+
+def _products(tuning: Tuning, placed: Placed, x: Floats, scale: float = 1.0) -> tuple[Wide, Wide]:
+    """Compute products [n_rows] and sums of terms' magnitudes; rows that repeat only once."""
+    values, n_rows = placed.values, placed.matrix.n_rows
+    x = multiplied(tuning, placed.matrix.type, x)
+    magnitude = twins.matvec(np.abs(values), np.abs(x), scale)
+    return np.resize(twins.matvec(values, x, scale), n_rows), np.resize(magnitude, n_rows)
+
+
+@dataclass(frozen=True)
+class ResidualCase(RowCase):
+    """Checks hidden += one matrix times x, plus biases if it is `biased`."""
+
+    tuning: Tuning
+    type: str
+    n_rows: int
+    n_columns: int
+    seed: int = 0
+    biased: bool = False
+
+    def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
+        rng = np.random.default_rng(self.seed)
+        placed = place_matrix(runner, self.type, self.n_rows, self.n_columns, rng)
+        source = NormedInput(batch, self.n_columns, 0, rng)
+        kernel = kernel_class("matvec_residual", self.type, self.n_rows, self.n_columns)
+        left = LeftState(runner, batch, self.n_rows, self.tuning.launch(kernel).rows, rng)
+        biases = _biases(self.n_rows, self.seed, self.biased)
+        bias = runner.place(biases) if self.biased else 0
+        matvec_residual(op, placed.matrix, source.x_ref, left.refs, bias=bias)
+
+        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            values = np.resize(placed.values, (self.n_rows, self.n_columns))
+            before = left.before[row]
+            x = multiplied(self.tuning, self.type, source.x[row])
+            wanted = twins.matvec_residual(values, x, before, left.gain, biases)
+            _, sizes = _products(self.tuning, placed, source.x[row])
+            left.compare(checks, words, wanted, np.abs(before) + sizes + np.abs(biases))
+
+        inputs = {source.x_ref: source.x, **left.inputs}
+        return Rowed(inputs, left.outputs, compare, n_bytes=placed.matrix.n_bytes)
+
+
+@dataclass(frozen=True)
+class HeadsCase(RowCase):
+    """Checks `n_heads` matrices [n_rows, n_columns]; x has NaN before, between, behind parts."""
+
+    tuning: Tuning
+    type: str
+    n_heads: int
+    n_rows: int
+    n_columns: int
+    x_offset: int = 0
+    x_gap: int = 0  # words between the parts
+
+    def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
+        rng = np.random.default_rng(0)
+        n_rows, stride = self.n_heads * self.n_rows, self.n_columns + self.x_gap
+        placed = place_matrix(runner, self.type, n_rows, self.n_columns, rng)
+        drawn = rng.standard_normal((N_DRAWN, self.n_heads, self.n_columns)).astype(np.float32)
+        parts = np.full((N_DRAWN, self.n_heads, stride), np.nan, np.float32)
+        parts[..., : self.n_columns] = drawn
+        front = np.full((N_DRAWN, self.x_offset), np.nan, np.float32)
+        x = np.hstack([front, parts.reshape(N_DRAWN, -1)])
+        x_ref, y_ref = batch.tensor("x", x.shape[1]), batch.tensor("y", n_rows + 1)
+        heads = HeadParts(x_ref, stride, self.x_offset)
+        matvec_heads(op, placed.matrix, self.n_heads, heads, y_ref, x_ref)
+
+        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
+            rounded = multiplied(self.tuning, self.type, drawn[row])
+            wanted = twins.matvec_heads(weights, rounded)
+            found = words[0][:-1].view(np.float32).reshape(wanted.shape)
+            magnitude = twins.matvec_heads(np.abs(weights), np.abs(rounded))
+            checks.close("y of heads", found, wanted, magnitude)
+            checks.untouched("the word behind y", words[0][-1:])
+
+        return Rowed({x_ref: x}, (y_ref,), compare)
+
+
+@dataclass(frozen=True)
+class EmbedCase(RowCase):
+    """Checks rows of an embedding matrix, token by token; ids beyond the vocabulary are clamped."""
+
+    tuning: Tuning
+    type: str
+    n_vocab: int
+    n_columns: int
+    tokens: tuple[int, ...]
+    seed: int = 0
+
+    @property
+    def n_compared(self) -> int:
+        return len(self.tokens)
+
+    def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
+        rng = np.random.default_rng(self.seed)
+        placed = place_matrix(runner, self.type, self.n_vocab, self.n_columns, rng)
+        left = LeftState(runner, batch, self.n_columns, 32 * self.tuning.workgroup_size, rng)
+        embed(op, placed.matrix, batch.params_ref, left.refs)
+        values = np.resize(placed.values, (self.n_vocab, self.n_columns))
+        tokens = [*islice(cycle(self.tokens), N_DRAWN)]
+
+        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            wanted = twins.embed(values, tokens[row], left.gain)
+            # A weight is a difference of two terms; the row's largest stands for their size.
+            magnitude = np.full(self.n_columns, np.abs(wanted.hidden).max())
+            left.compare(checks, words, wanted, magnitude)
+
+        return Rowed({}, left.outputs, compare, lambda of: of.params(tokens))
+
+
+# ----- what is compared -----
+
+
+def _matvec(setting: Setting) -> Iterator[Trial]:
+    kind, tuning, _ = setting
+    yield trial(
+        MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3, biased=True),
+        MatvecCase(replace(tuning, rows=1), ((kind, 1),), 256),
+        HeadsCase(tuning, kind, 3, 11, 512, x_offset=8, x_gap=4),
+        RowsCase(MatvecCase(tuning, ((kind, 6),), 512, n_partials=37, biased=True), PAIR),
+        timed=MatvecCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, 1),
+    )
+
+
+def _matvec_residual(setting: Setting) -> Iterator[Trial]:
+    kind, tuning, _ = setting
+    large = ResidualCase(tuning, kind, setting.rows_of(WIDTH, 1), WIDTH)
+    case = ResidualCase(tuning, kind, 13, 512, biased=True)
+    yield trial(case, RowsCase(case, PAIR), timed=large)
+
+
+def _embed(setting: Setting) -> Iterator[Trial]:
+    case = EmbedCase(setting.tuning, setting.axis, 5, 768, (0, 3, 4, 5, 0xFFFFFFFF))
+    yield trial(case, RowsCase(case, PAIR))
+
+
+# ----- what is measured -----
+
+
+EMBED_ROWS = 64  # a dispatch reads one row, whatever the vocabulary
+ROUTER_TYPES = ("F32", "F16", "BF16")  # which converters leave routers in
+
+
+def _matvec_works(setup: Setup) -> Iterator[Work]:
+    shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
+    n_partials = -(-shapes.width // tuning.rows)
+    stacks = {"q/k/v": shapes.qkv, "head": (shapes.n_vocab,)}
+    if kind in ROUTER_TYPES:
+        stacks["router"] = (shapes.router.n_experts,)
+    for role, rows in stacks.items():
+        biased = shapes.biased and role != "head"
+        segments = tuple((kind, n) for n in rows)
+        case = MatvecCase(tuning, segments, shapes.width, n_partials, biased=biased)
+        text = f"{'+'.join(map(str, rows))} x {shapes.width}"
+        yield weights_work(setup, role, text, case.run, (sum(rows), shapes.width))
+    if shapes.latent is not None:
+        latent, n_heads = shapes.latent, shapes.n_heads
+        heads = {"k": (latent.kv_rank, latent.nope_dim), "v": (latent.value_dim, latent.kv_rank)}
+        for what, (n_rows, n_columns) in heads.items():
+            stack = HeadsCase(tuning, kind, n_heads, n_rows, n_columns)
+            text = f"{n_heads} x {n_rows} x {n_columns}"
+            form = n_heads * n_rows, n_columns
+            yield weights_work(setup, f"heads of {what}", text, stack.run, form)
+
+
+def _matvec_residual_works(setup: Setup) -> Iterator[Work]:
+    shapes, kind = setup.shapes, setup.variant.axis
+    case = ResidualCase(setup.tuning, kind, shapes.width, shapes.o_columns, biased=shapes.biased)
+    text = f"{shapes.width} x {shapes.o_columns}"
+    yield weights_work(setup, "o", text, case.run, (shapes.width, shapes.o_columns))
+
+
+def _embed_works(setup: Setup) -> Iterator[Work]:
+    width, kind = setup.shapes.width, setup.variant.axis
+    case = EmbedCase(setup.tuning, kind, EMBED_ROWS, width, (EMBED_ROWS - 1,))
+    yield weights_work(setup, "embed", f"1 x {width}", case.run, (1, width))
+
+
+FAMILIES = {
+    "matvec": Family(_matvec, _matvec_works, "dot_suffix"),
+    "matvec_residual": Family(_matvec_residual, _matvec_residual_works, "dot_suffix"),
+    "embed": Family(_embed, _embed_works),
+}

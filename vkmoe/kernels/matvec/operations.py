@@ -1,0 +1,311 @@
+"""Multiplies quantised matrices by vectors: plain (q/k/v, router, output head), with residual, and
+for stacks of one matrix per head; a vector for each row of a batch. Fetches rows of the embedding.
+
+Shaders: matvec.comp, embed.comp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import NamedTuple
+
+from vkmoe.gpu.kernels import kernel
+from vkmoe.gpu.program import Range, TensorRef, memory_range, workgroup_lines
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.launches import Launch, kernel_class
+from vkmoe.kernels.norms.operations import NormInput, NormOutput
+from vkmoe.quants import TYPES
+
+__all__ = [
+    "HeadParts",
+    "Matrix",
+    "Rows",
+    "bias_range",
+    "embed",
+    "group_numbers",
+    "groups_of_three",
+    "matvec",
+    "matvec_heads",
+    "matvec_residual",
+]
+
+MATVEC = kernel(
+    "matvec",
+    "r:x w:y r:norm_partials",
+    "address:weights0 address:weights1 address:weights2 address:bias u32:rows_end0 u32:rows_end1 "
+    "u32:n_rows u32:row_bytes u32:n_blocks u32:output_offset u32:x_offset u32:x_stride "
+    "u32:x_pitch u32:y_pitch u32:partials_pitch u32:n_partials f32:inverse_width f32:eps",
+    "workgroup_size rows walk_rows columns loaded_words",
+)
+MATVEC_RESIDUAL = kernel(
+    "matvec_residual",
+    "r:x rw:hidden w:gained w:partials",
+    "address:weights address:gain address:bias u32:n_rows u32:row_bytes u32:n_blocks "
+    "u32:x_pitch u32:hidden_pitch u32:partials_pitch",
+    "workgroup_size rows walk_rows columns loaded_words",
+)
+EMBED = kernel(
+    "embed",
+    "r:params w:hidden w:gained w:partials",
+    "address:embeddings address:gain u32:n_vocab u32:row_bytes u32:n_blocks "
+    "u32:hidden_pitch u32:partials_pitch",
+    "workgroup_size",
+)
+EMBED_WEIGHTS = 32  # what one lane of it unpacks
+
+# Types without blocks are read in chunks of 32.
+BLOCK_WEIGHTS = {name: max(32, kind.block_weights) for name, kind in TYPES.items()}
+
+
+class Rows:
+    """Says what the rows of a matrix are, wherever it starts; a base of dataclasses."""
+
+    type: str
+    n_rows: int
+    n_columns: int
+    row_bytes: int
+
+    @property
+    def n_blocks(self) -> int:
+        return self.n_columns // BLOCK_WEIGHTS[self.type]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_rows * self.row_bytes
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return what kernels need to read it, as they name it."""
+        return {"n_rows": self.n_rows, "row_bytes": self.row_bytes, "n_blocks": self.n_blocks}
+
+
+@dataclass(frozen=True)
+class Matrix(Rows):
+    """Describes a weight matrix [n_rows, n_columns] in device layout, reached by address.
+
+    Rows are aligned to 16 bytes, but for those that are as in a file.
+    """
+
+    type: str
+    address: int
+    n_rows: int
+    n_columns: int
+    row_bytes: int
+
+    def __post_init__(self) -> None:
+        assert self.type in BLOCK_WEIGHTS, self.type
+        assert self.n_columns % BLOCK_WEIGHTS[self.type] == 0, (self.type, self.n_columns)
+        is_aligned = self.address % 16 == 0 and self.row_bytes % 16 == 0
+        assert is_aligned or self.row_bytes == TYPES[self.type].row_bytes(self.n_columns), self
+
+    @property
+    def memory(self) -> Range:
+        return memory_range(self.address, self.n_bytes)
+
+
+# What matvec is given where there are neither biases, a norm, nor heads.
+PLAIN: dict[str, float] = {
+    **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride"), 0),
+    **dict.fromkeys(("n_partials", "partials_pitch"), 0),
+    **dict.fromkeys(("inverse_width", "eps"), 0.0),
+}
+
+
+def _spread(op: OpContext, launch: Launch, x: TensorRef) -> dict[str, int]:
+    """Say how a workgroup takes rows of the batch, and how far these lie apart in x."""
+    assert op.n_rows == 1 or x.row_words % 4 == 0, x
+    columns = op.tuning.columns(op.n_rows)
+    return {
+        "columns": columns,
+        "walk_rows": op.tuning.walk_rows(launch, columns),
+        "x_pitch": x.row_words // 4,
+    }
+
+
+def matvec(
+    op: OpContext,
+    matrices: Sequence[Matrix],
+    x: TensorRef,
+    y: TensorRef,
+    norm: NormInput | None = None,
+    scratch: TensorRef | None = None,
+    *,
+    bias: int = 0,
+) -> None:
+    """Append y = concatenation of matrix @ x over the matrices, all of the same columns, plus bias.
+
+    x and y are of each row of the batch.
+    Neighbouring matrices of one type (up to three) share a dispatch; others get their own, with no
+    barrier between. Without `norm`, any tensor may stand as `scratch` for the unused binding.
+    `bias` is the address of f32 [all rows], 0 for none.
+    """
+    assert x.row_words >= matrices[0].n_columns
+    assert all(matrix.n_columns == matrices[0].n_columns for matrix in matrices)
+    partials = norm.partials if norm else scratch
+    assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
+    offset = 0
+    for group in groups_of_three(matrices):
+        kind, n_rows = group[0].type, sum(matrix.n_rows for matrix in group)
+        launch = op.tuning.launch(kernel_class("matvec", kind, n_rows, group[0].n_columns))
+        spread = _spread(op, launch, x)
+        op.launch(
+            MATVEC.dispatch(
+                f"matvec.{kind.lower()}{op.tuning.dot_suffix}",
+                {
+                    **vars(op.tuning),
+                    **launch._asdict(),
+                    **PLAIN,
+                    **(norm.numbers if norm else {}),
+                    **group_numbers(group),
+                    **spread,
+                    "bias": bias,
+                    "output_offset": offset,
+                    "y_pitch": y.row_words,
+                },
+                {
+                    "x": x.rows(op.n_rows, 0, group[0].n_columns),
+                    "y": y.rows(op.n_rows, offset, n_rows),
+                    "norm_partials": norm.tensor(op.n_rows) if norm else partials.part(0, 0),
+                },
+                (*workgroup_lines(-(-n_rows // launch.rows)), op.n_rows // spread["columns"]),
+                op.label,
+                reads=(*(m.memory for m in group), *bias_range(bias, offset, n_rows)),
+            ),
+            launch,
+        )
+        offset += n_rows
+
+
+def groups_of_three(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
+    """Yield neighbours of one type, three at most: what one dispatch takes."""
+    for _, same_type in groupby(matrices, key=lambda matrix: matrix.type):
+        group = list(same_type)
+        for start in range(0, len(group), 3):
+            yield group[start : start + 3]
+
+
+def group_numbers(group: list[Matrix]) -> dict[str, int]:
+    """Describe up to three matrices of one type; the last stands in for missing ones."""
+    ends = list(accumulate(matrix.n_rows for matrix in group))
+    return {
+        **group[0].numbers,
+        **{f"weights{i}": group[min(i, len(group) - 1)].address for i in range(3)},
+        "rows_end0": ends[0],
+        "rows_end1": ends[min(1, len(ends) - 1)],
+        "n_rows": ends[-1],
+    }
+
+
+def bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
+    """Return the memory of some biases; nothing where there are none."""
+    assert bias % 4 == 0, bias
+    return (memory_range(bias + 4 * first, 4 * count),) if bias else ()
+
+
+class HeadParts(NamedTuple):
+    """Says where heads' parts of a row begin: at word `offset + head * stride`, whole vec4s."""
+
+    tensor: TensorRef
+    stride: int
+    offset: int = 0
+
+
+def matvec_heads(
+    op: OpContext, stack: Matrix, n_heads: int, x: HeadParts, y: TensorRef, scratch: TensorRef
+) -> None:
+    """Append y[head] = W[head] @ x[head][:n_columns] for every head, of each row of the batch.
+
+    `stack` is [n_heads * rows, n_columns], a head's rows behind those of the head before; y is
+    [n_heads * rows]. `scratch` is any tensor, for a binding that is not used.
+    """
+    assert stack.n_rows % n_heads == 0 and x.offset % 4 == 0 and x.stride % 4 == 0 < x.stride
+    n_rows = stack.n_rows // n_heads
+    launch = op.tuning.launch(kernel_class("matvec", stack.type, stack.n_rows, stack.n_columns))
+    spread = _spread(op, launch, x.tensor)
+    op.launch(
+        MATVEC.dispatch(
+            f"matvec.{stack.type.lower()}{op.tuning.dot_suffix}",
+            {
+                **vars(op.tuning),
+                **launch._asdict(),
+                **PLAIN,
+                **stack.numbers,
+                **dict.fromkeys(("weights0", "weights1", "weights2"), stack.address),
+                **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), n_rows),
+                **spread,
+                "x_offset": x.offset // 4,
+                "x_stride": x.stride // 4,
+                "y_pitch": y.row_words,
+            },
+            {
+                "x": x.tensor.rows(op.n_rows, x.offset, (n_heads - 1) * x.stride + stack.n_columns),
+                "y": y.rows(op.n_rows, 0, stack.n_rows),
+                "norm_partials": scratch.part(0, 0),
+            },
+            (-(-n_rows // launch.rows), n_heads, op.n_rows // spread["columns"]),
+            op.label,
+            reads=(stack.memory,),
+        ),
+        launch,
+    )
+
+
+def matvec_residual(
+    op: OpContext, matrix: Matrix, x: TensorRef, output: NormOutput, *, bias: int = 0
+) -> int:
+    """Append hidden += matrix @ x + bias; gained = hidden * gain, of each row of the batch.
+
+    Returns the number of partials left in a row. `bias` is the address of f32 [n_rows], 0 for none.
+    """
+    launch = op.tuning.launch(
+        kernel_class("matvec_residual", matrix.type, matrix.n_rows, matrix.n_columns)
+    )
+    n_groups, spread = -(-matrix.n_rows // launch.rows), _spread(op, launch, x)
+    gains = memory_range(output.gain, 4 * matrix.n_rows)
+    op.launch(
+        MATVEC_RESIDUAL.dispatch(
+            f"matvec_residual.{matrix.type.lower()}{op.tuning.dot_suffix}",
+            {
+                **vars(op.tuning),
+                **launch._asdict(),
+                **matrix.numbers,
+                **output.numbers,
+                **spread,
+                "weights": matrix.address,
+                "bias": bias,
+            },
+            {"x": x.rows(op.n_rows, 0, matrix.n_columns), **output.tensors(op.n_rows)},
+            (*workgroup_lines(n_groups), op.n_rows // spread["columns"]),
+            op.label,
+            reads=(matrix.memory, gains, *bias_range(bias, 0, matrix.n_rows)),
+        ),
+        launch,
+    )
+    return output.n_partials(n_groups)
+
+
+def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutput) -> int:
+    """Append hidden = embeddings[token]; gained = hidden * gain, of each row of `params`.
+
+    Returns the number of partials left in a row.
+    """
+    n_groups = -(-(embeddings.n_columns // EMBED_WEIGHTS) // op.tuning.workgroup_size)
+    op.append(
+        EMBED.dispatch(
+            f"embed.{embeddings.type.lower()}",
+            {
+                **vars(op.tuning),
+                **embeddings.numbers,
+                **output.numbers,
+                "embeddings": embeddings.address,
+                "n_vocab": embeddings.n_rows,
+            },
+            {"params": params, **output.tensors(op.n_rows)},
+            (n_groups, 1, op.n_rows),
+            op.label,
+            reads=(embeddings.memory, memory_range(output.gain, 4 * embeddings.n_columns)),
+        )
+    )
+    return output.n_partials(n_groups)

@@ -1,0 +1,275 @@
+"""Appends attention of the rows of prompts: first what they add to the caches, then what they see.
+
+Rows may be of several sequences, each with its own region of the caches. The bits of a row depend
+on no other row, and on no cut of a prompt into batches. Shaders: append_rows.comp,
+append_latent_rows.comp, prompt_attention.comp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vkmoe.gpu.kernels import kernel
+from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range, workgroup_lines
+from vkmoe.kernels.attention.operations import (
+    NORM_MODES,
+    KvCache,
+    LatentCache,
+    LatentQkv,
+    constant_reads,
+    regions,
+)
+from vkmoe.kernels.attention.shapes import (
+    CPU_LATENT_UNITS,
+    ROPE_STYLES,
+    SHARED_BYTES,
+    UNIT_DIMS,
+    AttentionShape,
+    LatentShape,
+    type_numbers,
+)
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.tuning import Tuning
+
+__all__ = [
+    "PromptTensors",
+    "PromptTiling",
+    "append_latent_rows",
+    "append_rows",
+    "choose_tiling",
+    "latent_prompt_attention",
+    "prompt_attention",
+]
+
+APPEND_ROWS = kernel(
+    "append_rows",
+    "rw:qkv r:params",
+    "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
+    "u32:context u32:n_regions u32:qkv_pitch f32:eps",
+    "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode k_type v_type",
+)
+APPEND_LATENT_ROWS = kernel(
+    "append_latent_rows",
+    "rw:q r:params r:kv",
+    "address:rows address:rope_table address:gain "
+    "u32:context u32:n_regions u32:q_offset u32:q_pitch u32:kv_offset u32:kv_pitch f32:eps",
+    "workgroup_size kv_rank rope_dim nope_dim n_heads rope_style k_type",
+)
+PROMPT_ATTENTION = kernel(
+    "prompt_attention",
+    "r:queries r:params r:rest w:out",
+    "address:k_cache address:v_cache address:sinks u32:context u32:n_regions u32:window f32:scale "
+    "u32:query_pitch u32:rest_offset u32:rest_pitch u32:rest_stride u32:out_pitch",
+    "workgroup_size row_dim value_dim n_heads n_kv_heads workgroup_heads k_type v_type",
+)
+
+GPU_LANES = 128  # which every device takes
+BLOCK, CHUNK = 32, 8  # positions and vec4s of a row that prompt_tile.glsl stages at once
+# Sums of a lane on GPUs: what every compiler has registers for beside what it decodes.
+LANE_SUMS, LANE_SUMS_OF_MORE = 32, 16
+CPU_LANES, CPU_COLUMNS = 8, 8  # at most
+THREAD_COLUMNS = 32  # of CPU threads, which share what is read of the cache
+
+
+class PromptTensors(NamedTuple):
+    """Holds what all dispatches of attention of prompts' rows work on."""
+
+    params: TensorRef  # of the rows
+    out: TensorRef  # f32 [n_heads * value_dim] a row
+
+
+@dataclass(frozen=True)
+class PromptTiling:
+    """Says how attention of prompts is spread over the device.
+
+    A workgroup takes `workgroup_heads` heads of rows that share a kv head: columns, in the shaders.
+    """
+
+    workgroup_size: int
+    workgroup_heads: int
+    suffix: str  # of the SPIR-V variants that run it
+
+    def n_groups(self, shape: AttentionShape | LatentShape, n_rows: int) -> tuple[int, int, int]:
+        """Count the workgroups that take all heads of some rows."""
+        n, lines = workgroup_lines(-(-n_rows * shape.group // self.workgroup_heads))
+        return n, shape.n_heads // shape.group, lines
+
+
+def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> PromptTiling:
+    """Choose a tiling, which neither rows, context nor window have a say in.
+
+    On CPU drivers whose subgroups are wide enough a workgroup is one subgroup, and its lanes hold
+    all dims of few columns. Elsewhere a lane has as many sums of a tile as it has registers for.
+    """
+    if tuning.mapping == "threads":
+        return PromptTiling(1, THREAD_COLUMNS, "")
+    units, value_units = -(-shape.row_dim // UNIT_DIMS), -(-shape.value_dim // UNIT_DIMS)
+    if tuning.walk_suffix:
+        lane_units = -(-units // CPU_LANES) + -(-value_units // CPU_LANES)
+        columns = max(1, min(CPU_COLUMNS, CPU_LATENT_UNITS // lane_units))
+        return PromptTiling(CPU_LANES, columns, tuning.walk_suffix)
+    lanes_of_unit = _power_of_two(GPU_LANES // value_units)
+    lane_sums = LANE_SUMS if set(shape.kv_types) == {"f16"} else LANE_SUMS_OF_MORE
+    columns = min(32, lanes_of_unit * lane_sums // UNIT_DIMS)
+    words = 4 * (CHUNK + 1) * (2 * columns + BLOCK) + 5 * columns
+    assert 4 * words <= SHARED_BYTES, (shape, columns)
+    return PromptTiling(GPU_LANES, columns, tuning.walk_suffix)
+
+
+def _power_of_two(most: int) -> int:
+    """Find the largest power of two up to a number."""
+    return 1 << (most.bit_length() - 1)
+
+
+def append_rows(
+    op: OpContext, shape: AttentionShape, cache: KvCache, qkv: TensorRef, params: TensorRef
+) -> None:
+    """Append: q of each row is normed and rotated in its place, k and v go into the caches.
+
+    qkv: rows of which the first qkv_width words are q, k and v, raw; v and k stay what they are.
+    """
+    assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
+    caches = regions((cache.keys, cache.values), shape, cache.n_regions)
+    n_spans = 3 if shape.norm == "full_width" else shape.n_heads + 2 * shape.n_kv_heads
+    op.append(
+        APPEND_ROWS.dispatch(
+            f"append_rows{op.tuning.walk_suffix}",
+            {
+                **vars(op.tuning),
+                **vars(shape),
+                **type_numbers(shape),
+                **vars(cache),
+                "rope_style": ROPE_STYLES[shape.rope_style],
+                "norm_mode": NORM_MODES[shape.norm],
+                "k_cache": cache.keys,
+                "v_cache": cache.values,
+                "qkv_pitch": qkv.row_words,
+            },
+            {"qkv": qkv.rows(op.n_rows, 0, shape.qkv_width), "params": params},
+            (n_spans, op.n_rows, 1),
+            op.label,
+            reads=constant_reads(shape, cache),
+            writes=caches,
+        )
+    )
+
+
+def prompt_attention(
+    op: OpContext,
+    shape: AttentionShape,
+    tiling: PromptTiling,
+    cache: KvCache,
+    qkv: TensorRef,
+    tensors: PromptTensors,
+) -> None:
+    """Append out = attention of each row over what it sees, once append_rows has run.
+
+    qkv: rows of which the first n_heads * head_dim words are q.
+    """
+    assert shape.sinks == (cache.sinks != 0), (shape, cache)
+    numbers = {
+        **vars(cache),
+        **{"k_cache": cache.keys, "v_cache": cache.values},
+        **{"query_pitch": qkv.row_words, "rest_offset": 0, "rest_pitch": 0, "rest_stride": 0},
+    }
+    queries = qkv.rows(op.n_rows, 0, shape.n_heads * shape.head_dim)
+    caches = regions((cache.keys, cache.values), shape, cache.n_regions)
+    sinks = (memory_range(cache.sinks, 4 * shape.n_heads),) if cache.sinks else ()
+    bound = {"queries": queries, "rest": qkv.part(0, 0)}
+    _attend(op, shape, tiling, numbers, bound, tensors, (*caches, *sinks))
+
+
+def append_latent_rows(
+    op: OpContext, shape: LatentShape, cache: LatentCache, qkv: LatentQkv, params: TensorRef
+) -> None:
+    """Append: the rotary part of each row's q is rotated in its place, its kv goes into the cache.
+
+    The offsets of `qkv` are words of a row.
+    """
+    op.append(
+        APPEND_LATENT_ROWS.dispatch(
+            f"append_latent_rows{op.tuning.walk_suffix}",
+            {
+                **vars(op.tuning),
+                **vars(shape),
+                **type_numbers(shape),
+                **vars(cache),
+                **qkv._asdict(),
+                "rope_style": ROPE_STYLES[shape.rope_style],
+                "q_pitch": qkv.q.row_words,
+                "kv_pitch": qkv.kv.row_words,
+            },
+            {
+                "q": qkv.q.rows(op.n_rows, qkv.q_offset, shape.q_width),
+                "params": params,
+                "kv": qkv.kv.rows(op.n_rows, qkv.kv_offset, shape.row_dim),
+            },
+            (2, op.n_rows, 1),
+            op.label,
+            reads=(
+                memory_range(cache.rope_table, shape.rope_bytes),
+                memory_range(cache.gain, 4 * shape.kv_rank),
+            ),
+            writes=regions((cache.rows,), shape, cache.n_regions),
+        )
+    )
+
+
+def latent_prompt_attention(
+    op: OpContext,
+    shape: LatentShape,
+    tiling: PromptTiling,
+    cache: LatentCache,
+    qkv: LatentQkv,
+    tensors: PromptTensors,
+) -> None:
+    """Append out = attention of each row over what it sees, once append_latent_rows has run.
+
+    out f32 [n_heads * kv_rank] a row. Only the rotary part of each head of q is read.
+    """
+    numbers = {
+        **{"k_cache": cache.rows, "v_cache": cache.rows, "sinks": 0},
+        **{"n_regions": cache.n_regions, "n_kv_heads": 1},
+        "query_pitch": qkv.absorbed.row_words,
+        "rest_offset": qkv.q_offset + shape.nope_dim,
+        "rest_pitch": qkv.q.row_words,
+        "rest_stride": shape.nope_dim + shape.rope_dim,
+    }
+    bound = {
+        "queries": qkv.absorbed.rows(op.n_rows, 0, shape.n_heads * shape.kv_rank),
+        "rest": qkv.q.rows(op.n_rows, qkv.q_offset, shape.q_width),
+    }
+    cached = regions((cache.rows,), shape, cache.n_regions)
+    _attend(op, shape, tiling, numbers, bound, tensors, cached)
+
+
+def _attend(
+    op: OpContext,
+    shape: AttentionShape | LatentShape,
+    tiling: PromptTiling,
+    numbers: Mapping[str, int],
+    queries: Mapping[str, Bound],
+    tensors: PromptTensors,
+    reads: tuple[Range, ...],
+) -> None:
+    """Append the walk of the caches; `reads` is what it reaches by address."""
+    width = shape.n_heads * shape.value_dim
+    op.append(
+        PROMPT_ATTENTION.dispatch(
+            f"prompt_attention{tiling.suffix}",
+            {
+                **vars(shape),
+                **type_numbers(shape),
+                **vars(tiling),
+                **{"row_dim": shape.row_dim, "value_dim": shape.value_dim},
+                **{"window": shape.window, "out_pitch": tensors.out.row_words},
+                **numbers,
+            },
+            {**queries, "params": tensors.params, "out": tensors.out.rows(op.n_rows, 0, width)},
+            tiling.n_groups(shape, op.n_rows),
+            op.label,
+            reads=reads,
+        )
+    )

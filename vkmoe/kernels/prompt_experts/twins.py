@@ -1,0 +1,106 @@
+"""This module has the NumPy twins of expert_tiles.comp, bring_experts.comp and combine_rows.comp.
+
+A pair is one of the experts that a row chose: row * n_used + rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.kernels.matvec.twins import Floats
+
+__all__ = ["N_ROUNDS", "Sorted", "bring_experts", "combine_rows", "expert_tiles"]
+
+N_ROUNDS = 33  # one for experts that are read where they are, the others for those brought
+
+
+class Sorted(NamedTuple):
+    """Holds pairs grouped by expert, runs of them that are tiles, and which experts are done."""
+
+    tiles: NDArray[np.int64]  # [n_tiles, 3]: expert, first pair in `pairs`, count
+    pairs: NDArray[np.int64]  # of experts that take part
+    done: NDArray[np.bool_]  # [n_experts]
+    brought: NDArray[np.int64]  # experts with a place: `n_places` in each round from 1 on
+    round_starts: NDArray[np.int64]  # [N_ROUNDS + 1]: the first tile of each round
+
+
+def expert_tiles(
+    ids: NDArray[np.integer],
+    present: NDArray[np.bool_],
+    done: NDArray[np.bool_],
+    tile_columns: int,
+    at_home: NDArray[np.bool_] | None = None,
+    n_places: int = 0,
+    came_ahead: bool = False,
+) -> Sorted:
+    """Sort the pairs of ids [n_rows, n_used] by expert, those of experts present and not done.
+
+    With `n_places`, experts that are `at_home` [n_experts] are brought so many at a time, and the
+    tiles of the others are spread over the rounds before the last. If the first round came ahead,
+    experts that no row chose take places too, and round 0 is empty.
+    """
+    chosen = ids.reshape(-1).astype(np.int64)
+    order = np.argsort(chosen, kind="stable")
+    pairs = order[(present & ~done)[chosen[order]]]
+    experts, starts, counts = np.unique(chosen[pairs], return_index=True, return_counts=True)
+    nowhere = np.zeros(len(present), bool)
+    missed = present & ~done & at_home if n_places and at_home is not None else nowhere
+    if not came_ahead:
+        missed = missed & np.isin(np.arange(len(present)), experts)
+    all_tiles = [
+        (expert, start + first, min(tile_columns, count - first))
+        for expert, start, count in zip(experts, starts, counts, strict=True)
+        for first in range(0, count, tile_columns)
+    ]
+    in_place = [tile for tile in all_tiles if not missed[tile[0]]]
+    # In the rounds beside which the next one is brought.
+    begin, last = int(came_ahead), -(-int(missed.sum()) // max(n_places, 1))
+    n_beside = max(last, begin + 1) - begin
+    rounds: list[list[tuple[int, int, int]]] = [[] for _ in range(N_ROUNDS)]
+    for i, tile in enumerate(in_place):
+        rounds[begin + i * n_beside // len(in_place)].append(tile)
+    rank = np.cumsum(missed) - 1
+    for tile in all_tiles:
+        if missed[tile[0]]:
+            rounds[1 + rank[tile[0]] // n_places].append(tile)
+    listed = np.array([tile for of_round in rounds for tile in of_round], np.int64).reshape(-1, 3)
+    round_starts = np.cumsum([0, *map(len, rounds)])
+    marked = done.copy()
+    marked[experts] = True
+    return Sorted(listed, pairs, marked, np.flatnonzero(missed), round_starts)
+
+
+def bring_experts(
+    homes: NDArray[np.uint8], places: NDArray[np.uint8], to: Mapping[int, int], part: slice
+) -> NDArray[np.uint8]:
+    """Return places [n_places, span] with the bytes of `part` of the experts in `to`.
+
+    homes [n_experts, span]; `to` maps an expert to its place.
+    """
+    result = places.copy()
+    for expert, place in to.items():
+        result[place, part] = homes[expert, part]
+    return result
+
+
+def combine_rows(
+    hidden: Floats,
+    expert_out: Floats,
+    weights: Floats,
+    shared: Floats | None = None,
+    shared_weights: Floats | float = 1.0,
+) -> NDArray[np.float64]:
+    """Compute hidden + sum of weights[row, rank] * expert_out[row, rank], + the shared expert's.
+
+    hidden and shared [n_rows, width], expert_out [n_rows, n_used, width], weights [n_rows, n_used],
+    shared_weights [n_rows].
+    """
+    result = np.asarray(hidden, np.float64).copy()
+    result += np.einsum("tr,trw->tw", weights.astype(np.float64), expert_out.astype(np.float64))
+    if shared is not None:
+        result += np.reshape(np.asarray(shared_weights, np.float64), (-1, 1)) * shared
+    return result
