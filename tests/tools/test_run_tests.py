@@ -85,3 +85,14 @@ def test_a_failing_check_is_named(checkout: Path, name: str) -> None:
     done = run(checkout)
     assert done.returncode == 1
     assert done.stderr == f"tools/test: FAILED: {name}\n"
+
+
+def test_the_quick_choice_names_files_that_are_there(checkout: Path) -> None:
+    """And fetches nothing."""
+    python, noted = checkout / ".venv" / "bin" / "python", checkout / "noted"
+    stand_in(python, f'echo "$@" >> {noted}')
+    assert run(checkout, "--quick", "-x").returncode == 0
+    (line,) = noted.read_text().splitlines()
+    names = {word.split("::")[0] for word in line.split() if word.startswith("tests/")}
+    assert len(names) > 20 and line.endswith(" -x")
+    assert [name for name in names if not (ROOT / name).exists()] == []
