@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 SIZES = (8, 32, 64, 128)  # workgroup sizes
+MOST_LANE_ROWS = 512  # lanes times rows: with more, `Tuning.allows` refuses
 
 
 @cache
@@ -53,6 +54,7 @@ def tuning_for(suffix: str, workgroup_size: int, rows: int) -> Tuning:
 
     The 64-bit variants take a workgroup for one subgroup, so theirs is always 8.
     """
+    rows = min(rows, MOST_LANE_ROWS // workgroup_size)
     if suffix == "+blocks64":
         return Tuning("blocks", 8, rows, False, load_64bit=True)
     mapping = "blocks" if suffix == "+blocks" else "lanes"
