@@ -24,8 +24,10 @@ def cached() -> Iterator[Served]:
         yield served
 
 
-def events(served: Served, seconds: float) -> list[tuple[str, Any]]:
-    """The events of the stream within some seconds."""
+def events(
+    served: Served, seconds: float, during: threading.Thread | None = None
+) -> list[tuple[str, Any]]:
+    """The events of the stream for some seconds, which begin when `during` has ended."""
     found: list[tuple[str, Any]] = []
     with served.client.stream("GET", "/experts/stream?rate=20") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -35,6 +37,8 @@ def events(served: Served, seconds: float) -> list[tuple[str, Any]]:
                 name = line[7:]
             elif line.startswith("data: "):
                 found.append((name, json.loads(line[6:])))
+            if during is not None and during.is_alive():
+                ends = time.monotonic() + seconds
             if time.monotonic() > ends:
                 return found
     return found
@@ -64,7 +68,7 @@ def test_a_stream_tells_every_move(cached: Served) -> None:
     """A snapshot with the deltas over it is what a later snapshot says."""
     thread = threading.Thread(target=cached.post, args=("/v1/completions", ASKED))
     thread.start()
-    found = events(cached, 2.0)
+    found = events(cached, 0.5, during=thread)
     thread.join()
     assert found[0][0] == "snapshot" and {name for name, _ in found[1:]} == {"delta"}
     moves = [move for _, delta in found[1:] for move in delta["moves"]]

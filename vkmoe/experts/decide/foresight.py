@@ -148,11 +148,13 @@ class Foresight:
     def expect(self, upcoming: Upcoming) -> Values | None:
         """Return what experts are worth [n_keys], before something is decided.
 
-        None while too little is known of the tokens to come, and of use.
+        None while too little is known of the tokens to come, and of use: before the first run, too,
+        as where another policy was in charge until now.
         """
-        assert self.table is not None, "nothing was noted"
         usual, runs, self._scores = self._chances.steady(), _runs(upcoming), None
         self.toll = COPY_FOR_NEXT if runs else COPY
+        if self.table is None:
+            return None
         if usual is None:  # too little is known for a fit: the share of late tokens that used each
             if not runs:
                 return None

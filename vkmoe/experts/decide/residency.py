@@ -68,7 +68,7 @@ class Residency:
         self._layers = np.array(sorted(layer for pool in pools for layer in pool.layers), np.int64)
         # Only where slots are scarce; without any, guesses may still serve a host pool.
         pressed = any(pool.capacity < len(pool.layers) * space.n_experts for pool in pools)
-        if pressed or (not pools and settings.prefetches):
+        if pressed or (not pools and settings.prefetches and space.n_keys):
             self._foresight: Foresight | None = Foresight(space, self.counts, settings, table)
         else:
             self._foresight = None
