@@ -50,8 +50,9 @@ from vkmoe.modes import RESIDENT, ExpertMode
 
 __all__ = ["FeedForwardBlock"]
 
-# So many uses of each expert, on average, leave 1 in 50 unused by rows that choose alike: e^-4.
-ROUTED_OFTEN = 4
+# With so many uses of each expert, on average, even a router with favourites leaves few unused:
+# bytes of those would cross the link for nothing (python -m bench.prompt_link).
+ROUTED_OFTEN = 16
 
 
 @dataclass(frozen=True)
