@@ -133,7 +133,7 @@ def test_a_refused_change_is_shown_with_its_reason(browser: Browser, cached: Ser
 
 
 def test_where_nothing_can_be_changed_the_panel_says_why(page: Page) -> None:
-    expect(page.locator(".x-refusal")).to_contain_text("all experts are on the device")
+    expect(page.locator(".x-refusal")).to_contain_text("the CPU reads all experts")
     expect(page.locator(".x-fields")).to_be_hidden()
 
 
