@@ -8,9 +8,11 @@ with 12 layers of 64 experts or of --model: with --share % of the experts in slo
 each layer, and without any, all experts at home. The arms take turns, and their logits must be
 equal to the last bit. First they run on the device as it is; then, with its memory taken for its
 own, over a link by injection (bench/slow_link.py) that takes --slowness times as long for what a
-chunk with slots moves as the device needs to compute it. Said are seconds of a prompt, in what
-share of them the link carried bytes, and the ratios to the arm without slots. Commands between two
-barriers run beside the link. On a CPU device those that bring experts take their time besides.
+chunk with slots moves as the device needs to compute it. Give --link-speed to compare two versions
+of vkmoe: the share in which the link is busy grows by bytes that come for nothing too. Said are
+seconds of a prompt, in what share of them the link carried bytes, and the ratios to the arm without
+slots. Commands between two barriers run beside the link. On a CPU device those that bring experts
+take their time besides.
 """
 
 from __future__ import annotations
@@ -95,6 +97,7 @@ def main() -> None:
     parser.add_argument("--ubatch-size", type=int, default=512, help="default: 512")
     parser.add_argument("--share", type=float, default=50.0, help="%% in slots (default: 50)")
     parser.add_argument("--slowness", type=float, default=2.0, help="default: 2")
+    parser.add_argument("--link-speed", type=float, help="MB/s of the link, instead of --slowness")
     options = parser.parse_args()
     card = describe(choose_device(list_devices(), options.device))
     print_card(card)
@@ -110,9 +113,13 @@ def main() -> None:
         for arm in arms:
             arm.slow()
             arm.turn(max(options.lengths))
-        link.bytes_per_second = _speed(link, arms[::-1], options)
-        results |= {"slowness": options.slowness, "link_mb_per_s": link.bytes_per_second / 1e6}
-        rows += _turns(f"link {options.slowness:g} x as slow", arms, options, card)
+        if options.link_speed is None:
+            link.bytes_per_second = _speed(link, arms[::-1], options)
+        else:
+            link.bytes_per_second = options.link_speed * 1e6
+        speed = link.bytes_per_second / 1e6
+        results |= {"slowness": options.slowness, "link_mb_per_s": speed}
+        rows += _turns(f"link of {speed:.3g} MB/s", arms, options, card)
     finish("prompt_link", card, results | {"rows": rows}, options.record)
 
 

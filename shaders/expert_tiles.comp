@@ -3,16 +3,11 @@
 //           marked done; those that take part and have pairs become done. So the same dispatch, with other experts in the
 //           table, takes up what it left. `clears` does nothing but take all marks away. With `picks` the rows that want
 //           logits take part alone.
-//           Tiles of experts that are at home (AT_HOME in their entry) are in rounds from 1 on where n_places is not 0: these
-//           experts are brought from there, n_places in each round, to one half of the places and the other in turn, and read
-//           there. The other tiles come evenly before them in those rounds beside which the next one is brought.
-//           With `came_ahead` the first round was brought before its rows were routed: round 0 is empty then, and every
-//           expert at home has a rank, though none beyond the first round is brought for nothing. With a next_layer, the
-//           first n_places experts at home of that layer are listed, which are to come ahead.
+//           Tiles of experts that are at home (AT_HOME in their entry) come last where n_places is not 0: these experts are
+//           brought from there, n_places in each round, to one half of the places and the other in turn, and read there.
 // Inputs    routing, of which the first N_USED words of each row_words are the row's ids; params; the expert table by address,
 //           uvec2 [n_layers][N_EXPERTS]; done [N_EXPERTS]. Outputs: tiles; sorted_pairs: row * N_USED + rank, rising within an
-//           expert, from each tile's first on; brought [ranks]: home and place of each, zeros where nothing is brought; from
-//           2 * N_EXPERTS on [n_places]: those of the next layer.
+//           expert, from each tile's first on; brought [ranks]: home and place of each, zeros behind the last.
 // Who       one workgroup: lanes count pairs; each lane places a run of experts behind those of the lanes before it; then
 //           all lanes place the pairs of BLOCK_ROWS rows at a time, each behind those of earlier rows that chose its expert.
 // Assumes   the ids of a row are valid and distinct, as router_topk leaves them. Atomics only add numbers and set bits: their
@@ -44,11 +39,8 @@ layout(push_constant, std430) uniform Push {
     uint tile_columns;
     uint clears;
     uint picks;
-    uint came_ahead;
-    uint next_layer;         // NO_LAYER: none
 };
 
-const uint NO_LAYER = 0xFFFFFFFFu;
 const uint AT_HOME = 1u;              // in the low word of an entry
 const uint BLOCK_ROWS = 32u;          // one bit each
 const uint NOT_NOW = 0xFFFFFFFFu;     // in next_pair
@@ -56,7 +48,6 @@ const uint NOT_NOW = 0xFFFFFFFFu;     // in next_pair
 shared uint next_pair[N_EXPERTS];     // pairs of an expert; then where its next one goes, or NOT_NOW
 shared uint chosen_by[N_EXPERTS];     // the rows of a block that chose an expert
 shared uvec4 totals[gl_WorkGroupSize.x]; // sizes of a lane's experts
-shared uint brought_starts[N_ROUNDS + 1u]; // tiles that are brought in rounds before each, of those that have some
 
 uint lane() { return gl_LocalInvocationIndex; }
 
@@ -70,29 +61,19 @@ uint pair_of(uint numbered) {
 
 uint chosen_id(uint pair) { return routing[pair / N_USED * row_words + pair % N_USED]; }
 
-uvec2 entry_in(uint of_layer, uint expert) {
-    return AddressEntry(address_add_product(params.expert_table, of_layer * N_EXPERTS + expert, 8u)).address;
-}
-
 // Where an expert is; nowhere if it takes no part.
-uvec2 entry_of(uint expert) { return done[expert] != 0u ? uvec2(0u) : entry_in(layer, expert); }
-
-uvec2 span_of(uvec2 entry) { return uvec2(entry.x & ~AT_HOME, entry.y); }
+uvec2 entry_of(uint expert) {
+    if (done[expert] != 0u) return uvec2(0u);
+    return AddressEntry(address_add_product(params.expert_table, layer * N_EXPERTS + expert, 8u)).address;
+}
 
 bool is_brought(uvec2 entry) { return n_places != 0u && (entry.x & AT_HOME) != 0u; }
 
-// Experts of a lane: from x to before y.
-uvec2 own_experts() {
-    const uint n_each = (N_EXPERTS + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;
-    return min(uvec2(lane(), lane() + 1u) * n_each, uvec2(N_EXPERTS));
-}
-
-// (pairs, tiles where it is read in place, tiles where it is brought, whether it has a rank) of an expert.
+// (pairs, tiles where it is read in place, tiles where it is brought, whether it is brought) of an expert.
 uvec4 size_of(uint expert, uvec2 entry) {
     const uint n_pairs = is_null(entry) ? 0u : next_pair[expert];
     const uint n_tiles = (n_pairs + tile_columns - 1u) / tile_columns;
-    const uint has_rank = came_ahead != 0u ? 1u : min(n_pairs, 1u);
-    return is_brought(entry) ? uvec4(n_pairs, 0u, n_tiles, has_rank) : uvec4(n_pairs, n_tiles, 0u, 0u);
+    return is_brought(entry) ? uvec4(n_pairs, 0u, n_tiles, min(n_pairs, 1u)) : uvec4(n_pairs, n_tiles, 0u, 0u);
 }
 
 void count_pairs() {
@@ -103,112 +84,56 @@ void count_pairs() {
     barrier();
 }
 
-uvec2 place_of(uint rank) { return address_add_product(first_place, rank % (2u * n_places), place_bytes); }
-
-// How the tiles of a layer lie in rounds.
-struct Rounds {
-    uint n_in_place;   // tiles
-    uint n_brought;
-    uint last;         // in which experts are brought
-};
-
-// Rounds that have tiles read in place: from came_ahead on, all but the last.
-uint n_beside(Rounds rounds) { return max(rounds.last, came_ahead + 1u) - came_ahead; }
-
-uint round_of_place(Rounds rounds, uint tile) { return came_ahead + tile * n_beside(rounds) / rounds.n_in_place; }
-
-// Tiles read in place before a round.
-uint in_place_before(Rounds rounds, uint index) {
-    const uint n = n_beside(rounds), behind = max(index, came_ahead) - came_ahead;
-    return min((behind * rounds.n_in_place + n - 1u) / n, rounds.n_in_place);
-}
-
-uint brought_before(Rounds rounds, uint index) {
-    if (index > rounds.last) return rounds.n_brought;
-    return index == 0u ? 0u : brought_starts[index];
-}
-
-void write_tile(uint number, uvec2 span, uint n_pairs, uint first_pair, uint index) {
-    const uint start = index * tile_columns;
-    tiles[number] = uvec4(span, first_pair + start, min(tile_columns, n_pairs - start));
-}
-
-// Tiles of an expert that is read in place, behind `before` others of the like.
-void write_in_place(Rounds rounds, uvec2 span, uint n_pairs, uint first_pair, uint before) {
+void write_tiles(uvec2 span, uint n_pairs, uint first_pair, uint first_tile) {
     for (uint i = 0u; i * tile_columns < n_pairs; ++i) {
-        const uint tile = before + i, number = tile + brought_before(rounds, round_of_place(rounds, tile));
-        write_tile(number, span, n_pairs, first_pair, i);
+        const uint start = i * tile_columns;
+        tiles[first_tile + i] = uvec4(span, first_pair + start, min(tile_columns, n_pairs - start));
     }
 }
 
-// Tiles of an expert that is brought, and where it is brought from and to if it is used.
-void write_brought(Rounds rounds, uvec2 home, uint n_pairs, uint first_pair, uint rank, uint before) {
-    const uvec2 place = place_of(rank);
-    brought[rank] = n_pairs > 0u ? uvec4(home, place) : uvec4(0u);
-    const uint first = before + in_place_before(rounds, 2u + rank / n_places);
-    for (uint i = 0u; i * tile_columns < n_pairs; ++i) write_tile(first + i, place, n_pairs, first_pair, i);
+// Says where the expert of a rank is brought to, and where that one's round begins. Returns its place.
+uvec2 bring(uvec2 home, uint rank, uint first_tile) {
+    if (rank % n_places == 0u) round_starts[1u + rank / n_places] = first_tile;
+    const uvec2 place = address_add_product(first_place, rank % (2u * n_places), place_bytes);
+    brought[rank] = uvec4(home, place);
+    return place;
 }
 
-// Says where rounds begin, and that no more are brought.
-void write_rounds(Rounds rounds, uint n_ranks) {
-    for (uint i = lane(); i <= N_ROUNDS; i += gl_WorkGroupSize.x)
-        round_starts[i] = in_place_before(rounds, i) + brought_before(rounds, i);
-    if (n_places == 0u) return;
-    for (uint rank = n_ranks + lane(); rank < N_EXPERTS + n_places; rank += gl_WorkGroupSize.x) brought[rank] = uvec4(0u);
+// Says where the rounds end that have no expert, and that no more are brought.
+void end_rounds(uint n_brought, uint n_tiles) {
+    round_starts[0] = 0u;
+    const uint n_rounds = n_places == 0u ? 0u : (n_brought + n_places - 1u) / max(n_places, 1u);
+    for (uint i = n_rounds; i < N_ROUNDS; ++i) round_starts[1u + i] = n_tiles;
+    for (uint rank = n_brought; rank < N_EXPERTS + n_places && n_places > 0u; ++rank) brought[rank] = uvec4(0u);
 }
 
 // Makes counts of pairs to where they go, each expert's behind those of the experts before it.
 void place_experts() {
-    const uvec2 own = own_experts();
-    uvec4 total = uvec4(0u), all = uvec4(0u), next = uvec4(0u);
-    for (uint e = own.x; e < own.y; ++e) total += size_of(e, entry_of(e));
+    const uint n_each = (N_EXPERTS + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;
+    const uint first = min(lane() * n_each, N_EXPERTS), end = min(first + n_each, N_EXPERTS);
+    uvec4 total = uvec4(0u);
+    for (uint e = first; e < end; ++e) total += size_of(e, entry_of(e));
     totals[lane()] = total;
     barrier();
+    uvec4 next = uvec4(0u);
     for (uint i = 0u; i < gl_WorkGroupSize.x; ++i) {
         next += i < lane() ? totals[i] : uvec4(0u);
-        all += totals[i];
+        next.z += totals[i].y;  // behind all that are read in place
     }
-    uvec2 ranked = next.zw;
-    for (uint e = own.x; e < own.y; ++e) {
-        const uvec4 size = size_of(e, entry_of(e));
-        if (size.w > 0u && ranked.y % n_places == 0u) brought_starts[1u + ranked.y / n_places] = ranked.x;
-        ranked += size.zw;
-    }
-    barrier();
-    const uint last = n_places == 0u ? 0u : (all.w + n_places - 1u) / max(n_places, 1u);
-    const Rounds rounds = Rounds(all.y, all.z, last);
-    write_rounds(rounds, all.w);
-    for (uint e = own.x; e < own.y; ++e) {
-        const uvec2 entry = entry_of(e), span = span_of(entry);
+    for (uint e = first; e < end; ++e) {
+        const uvec2 entry = entry_of(e), span = uvec2(entry.x & ~AT_HOME, entry.y);
         const uvec4 size = size_of(e, entry);
         if (size.w > 0u) {
-            write_brought(rounds, span, size.x, next.x, next.w, next.z);
+            write_tiles(bring(span, next.w, next.z), size.x, next.x, next.z);
         } else {
-            write_in_place(rounds, span, size.x, next.x, next.y);
+            write_tiles(span, size.x, next.x, next.y);
         }
         next_pair[e] = size.x > 0u ? next.x : NOT_NOW;
         if (size.x > 0u) done[e] = 1u;
         next += size;
     }
+    if (lane() == gl_WorkGroupSize.x - 1u) end_rounds(next.w, next.z);
     barrier();
-}
-
-// Lists the experts of the next layer that are to come ahead, and their places.
-void list_ahead() {
-    const uvec2 own = own_experts();
-    uint n_at_home = 0u, rank = 0u;
-    for (uint e = own.x; e < own.y; ++e) n_at_home += uint(is_brought(entry_in(next_layer, e)));
-    totals[lane()].x = n_at_home;
-    barrier();
-    for (uint i = 0u; i < lane(); ++i) rank += totals[i].x;
-    for (uint e = own.x; e < own.y && rank < n_places; ++e) {
-        const uvec2 entry = entry_in(next_layer, e);
-        if (!is_brought(entry)) continue;
-        brought[2u * N_EXPERTS + rank] = uvec4(span_of(entry), place_of(rank));
-        ++rank;
-    }
-    if (lane() == gl_WorkGroupSize.x - 1u)
-        for (; rank < n_places; ++rank) brought[2u * N_EXPERTS + rank] = uvec4(0u);
 }
 
 // Places the pairs of up to BLOCK_ROWS rows, of those that take part.
@@ -237,6 +162,5 @@ void main() {
     }
     count_pairs();
     place_experts();
-    if (next_layer != NO_LAYER) list_ahead();
     [[dont_unroll]] for (uint row = 0u; row < n_rows(); row += BLOCK_ROWS) place_pairs(row);
 }

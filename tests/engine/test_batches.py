@@ -40,7 +40,7 @@ from vkmoe.kernels.matmul.operations import TILE_HEADER_WORDS
 from vkmoe.kernels.prompt_experts.twins import N_ROUNDS
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.llm import demo_model_path
-from vkmoe.models import feed_forward, open_model
+from vkmoe.models import open_model
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.weights.sizes import weight_bytes
 
@@ -159,21 +159,14 @@ def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
             )
             starts = tiles.view(np.uint32)[: N_ROUNDS + 1]
             spans = tiles[TILE_HEADER_WORDS // 2 :].reshape(-1, 2)[: starts[-1], 0]
-            # Pairs of home and place; nothing is behind the last rank.
-            homes, places = brought[: 2 * lists.routed.shape.n_experts].reshape(-1, 2).T
-            homes, in_slots = homes[homes > 0], set(spans) - set(places)
+            homes = brought[: 2 * lists.routed.shape.n_experts : 2]  # nothing behind the last rank
+            homes, in_slots = homes[homes > 0], set(spans[: starts[1]])
             assert len(set(homes)) == len(homes) == len(used) - len(in_slots) > 0
             assert bool(in_slots) == (first > 0) and not set(spans) & set(homes)
 
 
-def test_brought_experts_give_the_bits_of_those_on_the_device(
-    engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In all models: with biases, with gate and up of two types, in layers of other sizes.
-
-    The first ones of a layer come before it is routed, though some of them are not used.
-    """
-    monkeypatch.setattr(feed_forward, "ROUTED_OFTEN", 0)
+def test_brought_experts_give_the_bits_of_those_on_the_device(engine: Engine, path: Path) -> None:
+    """In all models: with biases, with gate and up of two types, in layers of other sizes."""
     if not engine.spec.moe_layers:
         return
     tokens, cuts = tokens_of(engine.n_vocab), [33, 64]
@@ -182,17 +175,6 @@ def test_brought_experts_give_the_bits_of_those_on_the_device(
     with Engine(path, config, checks=True) as other:
         assert other.plan.brought_places
         assert_same_bits(prompt(other, tokens, cuts), wanted)
-        moe_layers = engine.spec.moe_layers
-        between = {i for i in moe_layers if i - 1 in moe_layers and i + 1 < engine.spec.n_layers}
-        assert _layers_brought_ahead(other) == between
-
-
-def _layers_brought_ahead(engine: Engine) -> set[int]:
-    """List the layers whose first experts come before their rows are routed, in any program."""
-    recorded = engine._programs.recorded.values()
-    dispatches = [dispatch for one in recorded for dispatch in one.program.dispatches()]
-    labels = {one.label for one in dispatches if one.label.endswith("bring ahead")}
-    return {int(label.split()[1]) for label in labels}
 
 
 def test_neighbours_change_no_bit_of_a_prompt(engine: Engine) -> None:

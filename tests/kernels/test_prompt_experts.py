@@ -48,7 +48,7 @@ Floats = NDArray[np.float32]
 
 
 @both_mappings
-@pytest.mark.parametrize("how", ["", "cleared", "brought", "ahead", "picked"])
+@pytest.mark.parametrize("how", ["", "cleared", "brought", "picked"])
 @pytest.mark.parametrize(
     ("shape", "n_rows", "n_in_use"),
     [
@@ -66,8 +66,7 @@ def test_pairs_are_sorted(
     runner: Runner, tuning: Tuning, shape: RouterShape, n_rows: int, n_in_use: int, how: str
 ) -> None:
     rows = RowsInUse(shape, n_rows, n_in_use)
-    flags = {"clears": how == "cleared", "picks": how == "picked", "ahead": how == "ahead"}
-    flags["brings"] = how in ("brought", "ahead")
+    flags = {"clears": how == "cleared", "brings": how == "brought", "picks": how == "picked"}
     TilesCase(tuning, rows, columns=32, **flags).run(runner).verify()
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from vkmoe.gpu.program import Command, Dispatch, Program, Role
 from vkmoe.kernels.launches import Launch
 from vkmoe.kernels.tuning import Tuning
 
 __all__ = ["OpContext"]
-
-# Kernels of prompts that may take as long as copies.
-_LONG = {"matmul", "matmul_residual", "prompt_attention"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,6 @@ class OpContext:
     label: str = ""
     layer: int | None = None  # what is appended belongs to
     n_rows: int = 1  # of the program's batch
-    beside: list[Dispatch] = field(default_factory=list)  # each goes behind one long dispatch
 
     def of_layer(self, index: int) -> OpContext:
         """Return the context of a layer's ops."""
@@ -41,10 +37,7 @@ class OpContext:
         self.program.mark(role, self.layer)
 
     def append(self, command: Command) -> None:
-        """Append a command, and what runs beside it if it is a long dispatch."""
         self.program.append(command)
-        if self.beside and isinstance(command, Dispatch) and command.kernel in _LONG:
-            self.program.append(self.beside.pop(0))
 
     def launch(self, dispatch: Dispatch, launch: Launch) -> None:
         """Append a dispatch whose pipeline has the launch's size of subgroups."""

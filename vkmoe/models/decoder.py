@@ -101,7 +101,6 @@ class Decoder:
         embed(op.named("embed"), self.weights.embeddings, self.workspace.params, leaves)
         for index in range(self.spec.n_layers):
             of_layer = op.of_layer(index)
-            of_layer = replace(of_layer, beside=feed_forward.ahead(of_layer, index))
             self._mixer(index).append_prompt(of_layer)
             feed_forward.append_prompt(of_layer, index)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vkmoe.facts import Activation, ModelSpec
-from vkmoe.gpu.program import Dispatch, TensorRef
+from vkmoe.gpu.program import TensorRef
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.operations import ExpertBlock, expert_down, expert_gate_up
 from vkmoe.kernels.handover.operations import (
@@ -34,11 +34,9 @@ from vkmoe.kernels.matvec.operations import Matrix, matvec
 from vkmoe.kernels.memory.operations import LandingMemory, gather
 from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
 from vkmoe.kernels.prompt_experts.operations import (
-    Ahead,
-    BroughtPlaces,
+    PairTiles,
     SharedRows,
-    bring_ahead,
-    bring_rounds,
+    bring_experts,
     clear_done,
     combine_rows,
     expert_tiles,
@@ -49,10 +47,6 @@ from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.modes import RESIDENT, ExpertMode
 
 __all__ = ["FeedForwardBlock"]
-
-# With so many uses of each expert, on average, even a router with favourites leaves few unused:
-# bytes of those would cross the link for nothing (python -m bench.prompt_link).
-ROUTED_OFTEN = 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class FeedForwardBlock:
             op.mark("dense")
             dense = ExpertBlock(layer.block.shape, space.routing, span=layer.block.span)
             return self._experts(op, dense, norm, leaves, activation)
-        moe_layer, shared = self._moe_layer(index), self._shared(layer)
+        moe_layer, shared = self.weights.moe_layers.index(index), self._shared(layer)
         self._score(op, layer, norm)
         if layer.block.on_cpu:
             self._hand_over(op, layer, moe_layer)
@@ -122,13 +116,11 @@ class FeedForwardBlock:
             hidden = row_parts(space.hidden)
             matmul_residual(op.named("down"), down, act, hidden, params, bias=bias)
             return
-        moe_layer, tiles = self._moe_layer(index), prompt.routed
+        moe_layer, tiles = self.weights.moe_layers.index(index), prompt.routed
         assert tiles is not None and prompt.expert_out is not None, op.label
         matrices, logits, bias = _router_matrices(layer), op.named("router"), layer.router_bias
         matmul(logits, matrices, x, row_parts(space.router_logits), params, bias=bias, exact=True)
         clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
-        while op.beside:
-            op.append(op.beside.pop(0))
         on_cpu, out, width = layer.block.on_cpu, prompt.expert_out, self.spec.width
         picks = self.spec.picks(moe_layer)
         if on_cpu:
@@ -139,7 +131,7 @@ class FeedForwardBlock:
             self._choose(op, layer, moe_layer, n_places=0)
         if layer.block.on_device:
             op.mark("routed")
-            self._append_routed(op, index, activation)
+            self._append_routed(op, layer.block, tiles, moe_layer, activation)
         if layer.block.on_device or shared is not None:
             op.mark("combine")
             combined = op.named("combine")
@@ -172,69 +164,40 @@ class FeedForwardBlock:
         width = self.spec.width
         return join_rows(op.named("join"), space.exchanged, space.params, output, width)
 
-    def _moe_layer(self, index: int) -> int:
-        return self.weights.moe_layers.index(index)
-
-    def ahead(self, op: OpContext, index: int) -> list[Dispatch]:
-        """Return the copies that bring the first round of layer `index` before it is routed.
-
-        They may run beside anything between the experts of the layer before and those of this one.
-        """
-        if not self._comes_ahead(op, index):
-            return []
-        prompt, places = self.space.prompt, self.weights.brought_places
-        assert prompt is not None and prompt.routed is not None and places is not None
-        block = self.weights.layers[index].feed_forward.block
-        bringing, n_bytes = op.named("bring ahead"), block.shape.span_bytes
-        return bring_ahead(bringing, prompt.routed, places, n_bytes, block.ranges)
-
-    def _comes_ahead(self, op: OpContext, index: int) -> bool:
-        """Say whether the first round of a layer comes before its rows are routed.
-
-        Only with so many rows that they use nearly every expert, and behind a layer with experts.
-        """
-        moe_layers, places, prompt = self.weights.moe_layers, self._places(op), self.space.prompt
-        if places is None or not places.ahead or not {index - 1, index} <= set(moe_layers):
-            return False
-        assert prompt is not None and prompt.routed is not None
-        shape = prompt.routed.routed.shape
-        often = op.n_rows * shape.n_used >= ROUTED_OFTEN * shape.n_experts
-        blocks = [self.weights.layers[i].feed_forward.block for i in (index - 1, index)]
-        in_all = not self.spec.picks(self._moe_layer(index))
-        return often and in_all and all(block.on_device for block in blocks)
-
-    def _places(self, op: OpContext) -> BroughtPlaces | None:
-        """Return where experts are brought to, if those of these rows are."""
-        prompt = self.space.prompt
-        if prompt is None or prompt.routed is None or op.n_rows <= prompt.routed.columns:
-            return None
-        return self.weights.brought_places
-
-    def _append_routed(self, op: OpContext, index: int, activation: Activation) -> None:
-        """Append what the routed experts of layer `index` give for rows of prompts.
+    def _append_routed(
+        self,
+        op: OpContext,
+        block: Block,
+        tiles: PairTiles,
+        moe_layer: int,
+        activation: Activation,
+    ) -> None:
+        """Append what the routed experts give for rows of prompts.
 
         Where one may have several tiles, experts that are not on the device are brought there, some
         at a time: their gate and up while those of the experts before them are multiplied, and
-        their down while the others' is. The first round may have come ahead.
+        their down while the others' is.
         """
         space, prompt, table = self.space, self.space.prompt, self.weights.expert_table
-        assert prompt is not None and prompt.expert_out is not None and prompt.routed is not None
-        block, moe_layer = self.weights.layers[index].feed_forward.block, self._moe_layer(index)
-        picks, places, tiles = self.spec.picks(moe_layer), self._places(op), prompt.routed
-        came, comes = self._comes_ahead(op, index), self._comes_ahead(op, index + 1)
-        ahead = Ahead(came, moe_layer + 1 if comes else None)
-        expert_tiles(op.named("tiles"), tiles, moe_layer, table, places, picks, ahead)
+        assert prompt is not None and prompt.expert_out is not None
+        picks = self.spec.picks(moe_layer)
+        places = self.weights.brought_places if op.n_rows > tiles.columns else None
         n_rounds = places.n_rounds if places else 0
         routed, shape, x = tiles.routed.shape, block.shape, row_parts(space.gained)
-        coming = bring_rounds(op.named("bring"), tiles, places, shape, block.ranges, came)
-        for i in range(int(came), 1 + n_rounds):
-            memory = (places.half(i), *block.ranges) if places and i else block.ranges
-            n_experts = places.n_places if places and i == n_rounds else routed.n_experts
-            lists = ExpertTiles(tiles.tiles, tiles.sorted_pairs, n_experts, routed.n_used, i)
+        bringing = op.named("bring")
+        gate_up, down = slice(0, shape.down.offset), slice(shape.down.offset, shape.span_bytes)
+        expert_tiles(op.named("tiles"), tiles, moe_layer, table, places, picks)
+        for index in range(1 + n_rounds):
+            memory, n_experts = block.ranges, routed.n_experts
+            if places and index:
+                memory, n_experts = (places.half(index),), places.n_places
+            lists = ExpertTiles(tiles.tiles, tiles.sorted_pairs, n_experts, routed.n_used, index)
             experts = TiledExperts(shape, space.params, memory, lists)
-            next(coming, None)
+            if places and index < n_rounds:
+                bring_experts(bringing, tiles, places, index + 1, gate_up, block.ranges)
             expert_matmul_gate_up(op.named("gate/up"), experts, x, space.act, activation)
-            next(coming, None)
+            if places and index < n_rounds:
+                bring_experts(bringing, tiles, places, index + 1, down, block.ranges)
             expert_matmul_down(op.named("down"), experts, space.act, prompt.expert_out)
 
     def _shared_rows(

@@ -138,8 +138,7 @@ class ExpertMemory(Closing):
         (place,), (run,) = self._brought, plan.layout("brought experts").runs
         place_bytes = run.span_bytes // (N_HALVES * plan.brought_places)
         assert place_bytes >= max(loaded.weights.span_bytes), (run, plan.brought_places)
-        whole = plan.executor == "fused"  # each layer's tiles are made once
-        return BroughtPlaces(place.address, place_bytes, plan.brought_places, n_experts, whole)
+        return BroughtPlaces(place.address, place_bytes, plan.brought_places, n_experts)
 
     def _poison_brought(self) -> None:
         """Fill the places that experts will be brought to, with `checks`."""

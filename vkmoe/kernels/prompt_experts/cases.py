@@ -36,7 +36,6 @@ from vkmoe.kernels.memory.operations import GROUP_BYTES as COPIED_BYTES
 from vkmoe.kernels.prompt_experts import twins
 from vkmoe.kernels.prompt_experts.operations import (
     N_HALVES,
-    Ahead,
     BroughtPlaces,
     PairTiles,
     RoutedRows,
@@ -127,8 +126,7 @@ class TilesCase(KernelCase):
 
     A second run has the table that the first lacked: it takes up the rest. `clears` runs clear_done
     before, so that the experts that were marked take part too. `brings`: those at home are brought.
-    `picks`: rows that want logits take part alone. `ahead`: the first round came ahead, and the
-    next layer's is listed.
+    `picks`: rows that want logits take part alone.
     """
 
     tuning: Tuning
@@ -138,7 +136,6 @@ class TilesCase(KernelCase):
     clears: bool = False
     brings: bool = False
     picks: bool = False
-    ahead: bool = False
 
     def prepare(self, runner: Runner) -> Prepared:
         routed, places = self.rows.routed, self._places
@@ -155,8 +152,7 @@ class TilesCase(KernelCase):
         table, op = memory_range(address, entries.nbytes), OpContext(program, self.tuning, "tiles")
         if self.clears:
             clear_done(op, tiles)
-        ahead = Ahead(True, LAYER + 1) if self.ahead else Ahead()
-        expert_tiles(op, tiles, LAYER, table, places, self.picks, ahead)
+        expert_tiles(op, tiles, LAYER, table, places, self.picks)
         runs = []
         for version in (0, 1):
             inputs = {
@@ -166,7 +162,7 @@ class TilesCase(KernelCase):
             }
             before = np.zeros_like(done) if self.clears else done
             wanted = self._twin(entries[version, LAYER], before)
-            runs.append((inputs, partial(self._compare, wanted, entries[version])))
+            runs.append((inputs, partial(self._compare, wanted, entries[version, LAYER])))
             done = wanted.done
         outputs = (tiles.tiles, tiles.sorted_pairs, tiles.done, tiles.brought)
         return Prepared(program, outputs, runs)
@@ -176,26 +172,25 @@ class TilesCase(KernelCase):
         if not self.brings:
             return None
         n_experts = self.rows.shape.n_experts
-        n_places = -(-n_experts // 11)
-        return BroughtPlaces(FIRST_PLACE, PLACE_BYTES, n_places, n_experts, self.ahead)
+        return BroughtPlaces(FIRST_PLACE, PLACE_BYTES, -(-n_experts // 11), n_experts)
 
     def _twin(self, entries: NDArray[np.uint64], done: NDArray[np.bool_]) -> twins.Sorted:
         rows = self.rows.taken(self.picks)
         n_places = self._places.n_places if self._places else 0
         at_home, present = entries & AT_HOME != 0, entries != 0
         used, columns = self.rows.chosen[rows], self.columns
-        found = twins.expert_tiles(used, present, done, columns, at_home, n_places, self.ahead)
+        found = twins.expert_tiles(used, present, done, columns, at_home, n_places)
         numbered, ranks = np.divmod(found.pairs, self.rows.shape.n_used)
         return found._replace(pairs=rows[numbered] * self.rows.shape.n_used + ranks)
 
     def _compare(
         self,
         wanted: twins.Sorted,
-        table: NDArray[np.uint64],
+        entries: NDArray[np.uint64],
         checks: Checks,
         words: Sequence[Words],
     ) -> None:
-        (tiles, pairs, marks, brought), entries = words, table[LAYER]
+        tiles, pairs, marks, brought = words
         n_tiles, n_pairs = len(wanted.tiles), len(wanted.pairs)
         ends = [TILE_HEADER_WORDS, TILE_HEADER_WORDS + TILE_WORDS * n_tiles]
         header, listed, rest = np.split(tiles, ends)
@@ -205,15 +200,12 @@ class TilesCase(KernelCase):
         listed = np.ascontiguousarray(listed.reshape(-1, TILE_WORDS))
         spans = entries & ~AT_HOME
         if places := self._places:
-            brought, listed_ahead = np.split(brought, [4 * 2 * len(entries)])
-            self._check_ahead(checks, listed_ahead, table[LAYER + 1])
+            ways = np.zeros((len(entries) + places.n_places, 2), np.uint64)
             ranks = np.arange(len(wanted.brought), dtype=np.uint64)
             ranks %= np.uint64(N_HALVES * places.n_places)
-            homes = spans[wanted.brought]
-            spans[wanted.brought] = places.address + ranks * np.uint64(places.place_bytes)
-            ways = np.zeros((len(entries) + places.n_places, 2), np.uint64)
-            used = np.isin(wanted.brought, wanted.tiles[:, 0])
-            ways[: len(ranks)][used] = np.stack([homes, spans[wanted.brought]], axis=1)[used]
+            ways[: len(ranks), 0] = spans[wanted.brought]
+            ways[: len(ranks), 1] = places.address + ranks * np.uint64(places.place_bytes)
+            spans[wanted.brought] = ways[: len(ranks), 1]
             of_ranks, behind = np.split(brought, [4 * len(ways)])
             checks.equal("brought", of_ranks.view(np.uint64).reshape(-1, 2), ways)
             checks.untouched("brought behind the last rank", behind)
@@ -226,21 +218,6 @@ class TilesCase(KernelCase):
         checks.equal("pairs", pairs[:n_pairs].astype(np.int64), wanted.pairs)
         checks.untouched("pairs behind the last", pairs[n_pairs:])
         checks.equal("done", marks, wanted.done.astype(np.uint32))
-
-    def _check_ahead(self, checks: Checks, words: Words, entries: NDArray[np.uint64]) -> None:
-        """Compare what is listed of the next layer, whose `entries` [n_experts] are given."""
-        places = self._places
-        if places is None or not self.ahead:
-            checks.untouched("list of what comes ahead", words)
-            return
-        homes = (entries & ~AT_HOME)[entries & AT_HOME != 0][: places.n_places]
-        ways = np.zeros((places.n_places, 2), np.uint64)
-        ways[: len(homes), 0] = homes
-        to = np.arange(len(homes), dtype=np.uint64) * np.uint64(places.place_bytes)
-        ways[: len(homes), 1] = places.address + to
-        listed, behind = np.split(words, [4 * places.n_places])
-        checks.equal("what comes ahead", listed.view(np.uint64).reshape(-1, 2), ways)
-        checks.untouched("words behind what comes ahead", behind)
 
 
 @dataclass(frozen=True)
@@ -375,7 +352,6 @@ def _expert_tiles(setting: Setting) -> Iterator[Trial]:
     cases.append(TilesCase(setting.tuning, rows, columns=8, picks=True))
     if setting.info.layout == "planes":  # a CPU reads experts where they are
         cases += [replace(case, brings=True) for case in (cases[0], cases[-1])]
-        cases.append(replace(cases[0], brings=True, ahead=True))
     yield trial(*cases)
 
 

@@ -8,16 +8,14 @@ bring_experts.comp, combine_rows.comp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from vkmoe.config import MAX_ROWS
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Dispatch, Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.experts.operations import NO_WORD, ExpertShape
+from vkmoe.kernels.experts.operations import NO_WORD
 from vkmoe.kernels.matmul.operations import N_ROUNDS, TILE_HEADER_WORDS, TILE_WORDS, most_tiles
 from vkmoe.kernels.memory.operations import GATHER_WORKGROUP, GROUP_BYTES, UNIT_BYTES
 from vkmoe.kernels.router.operations import RouterShape, routing_words, shared_weight_word
@@ -25,14 +23,11 @@ from vkmoe.kernels.router.operations import RouterShape, routing_words, shared_w
 __all__ = [
     "HALF_BYTES",
     "N_HALVES",
-    "Ahead",
     "BroughtPlaces",
     "PairTiles",
     "RoutedRows",
     "SharedRows",
-    "bring_ahead",
     "bring_experts",
-    "bring_rounds",
     "clear_done",
     "combine_rows",
     "expert_tiles",
@@ -43,7 +38,7 @@ EXPERT_TILES = kernel(
     "expert_tiles",
     "r:routing r:params rw:done w:tiles w:sorted_pairs w:brought",
     "address:first_place u32:place_bytes u32:n_places u32:layer u32:row_words u32:tile_columns "
-    "u32:clears u32:picks u32:came_ahead u32:next_layer",
+    "u32:clears u32:picks",
     "workgroup_size n_experts n_used",
 )
 BRING_EXPERTS = kernel(
@@ -56,7 +51,6 @@ COMBINE_ROWS = kernel(
     "workgroup_size n_used shared partial",
 )
 
-N_PARTS = 4  # of spans that come ahead: as many dispatches between two layers' experts are long
 N_HALVES = 2  # of the places: experts come to one while those in the other are multiplied
 _FEW_ROUNDS, HALF_BYTES = 8, 128 << 20  # of places: rounds cost dispatches, places memory
 _SORT_LANES = 128  # on GPUs: all of them allow as many
@@ -100,11 +94,10 @@ class RoutedRows:
 class PairTiles:
     """Lays out the tiles of pairs that have their expert in common, `columns` pairs at most each.
 
-    `tiles` and `sorted_pairs` are as ExpertTiles (matmul.py) has them. Within a round tiles are in
-    rising order of experts, those of experts that are brought behind the others. `brought` has four
-    words of each expert that is brought: the addresses of home and place; behind two for each
-    expert it lists those of the next layer that come ahead. `done` [n_experts] marks the experts
-    that have had tiles since it was cleared.
+    `tiles` and `sorted_pairs` are as ExpertTiles (matmul.py) has them; tiles are in rising order of
+    experts, those of experts that are brought behind the others. `brought` has four words of each
+    of those: the addresses of home and place. `done` [n_experts] marks the experts that have had
+    tiles since it was cleared.
     """
 
     routed: RoutedRows
@@ -129,8 +122,8 @@ class PairTiles:
 
     @property
     def brought(self) -> TensorRef:
-        # Of all experts, of a round's idle places, and of what comes ahead.
-        return TensorRef("brought", 4 * 3 * self.routed.shape.n_experts)
+        n_ranks = 2 * self.routed.shape.n_experts  # of all experts, and of a round's idle places
+        return TensorRef("brought", 4 * n_ranks)
 
 
 def places_of_round(n_experts: int, span_bytes: int, half_bytes: int = HALF_BYTES) -> int:
@@ -150,7 +143,6 @@ class BroughtPlaces:
     place_bytes: int
     n_places: int  # of a half
     n_experts: int  # of a layer
-    ahead: bool = False  # the first of a layer's may come before its rows are routed
 
     def __post_init__(self) -> None:
         assert self.place_bytes % UNIT_BYTES == 0 and self.n_places <= self.n_experts, self
@@ -165,13 +157,6 @@ class BroughtPlaces:
         """Return the memory of the places of a round, which are counted from 1."""
         n_bytes = self.n_places * self.place_bytes
         return memory_range(self.address + (round_index - 1) % N_HALVES * n_bytes, n_bytes)
-
-
-class Ahead(NamedTuple):
-    """Says whose first round is brought before its rows are routed."""
-
-    came: bool = False  # this layer's
-    next_layer: int | None = None  # whose is to come
 
 
 def clear_done(op: OpContext, tiles: PairTiles) -> None:
@@ -189,31 +174,26 @@ def expert_tiles(
     table: Range,
     places: BroughtPlaces | None = None,
     picks: bool = False,
-    ahead: Ahead = Ahead(),  # noqa: B008 - a constant
 ) -> None:
     """Append tiles and sorted_pairs = those of experts that have an address and are not done yet.
 
     Experts that get tiles are done then. With `places`, those at home have theirs in rounds from 1
     on, where `bring_experts` has brought them. `table` is the memory of the expert tables, of which
     the one named in `params` is read; `layer` counts MoE layers as it does. `picks`: the pairs of
-    rows that want logits take part alone. `ahead`: whether this layer's first round has come with
-    `bring_ahead`, and of which layer the next one is listed; these take places.
+    rows that want logits take part alone.
     """
-    last = layer if ahead.next_layer is None else max(layer, ahead.next_layer)
-    assert 8 * (last + 1) * tiles.routed.shape.n_experts <= table.end - table.start
-    assert ahead == Ahead() or (places is not None and places.ahead and not picks), ahead
-    op.append(_dispatch(op, tiles, layer, (table,), places, picks=picks, ahead=ahead))
+    assert 8 * (layer + 1) * tiles.routed.shape.n_experts <= table.end - table.start
+    op.append(_dispatch(op, tiles, layer, table=(table,), places=places, picks=picks))
 
 
 def _dispatch(
     op: OpContext,
     tiles: PairTiles,
     layer: int = 0,
+    clears: bool = False,
     table: tuple[Range, ...] = (),
     places: BroughtPlaces | None = None,
-    clears: bool = False,
     picks: bool = False,
-    ahead: Ahead = Ahead(),  # noqa: B008 - a constant
 ) -> Dispatch:
     routed, on_gpu = tiles.routed, op.tuning.mapping == "lanes"
     numbers = {
@@ -227,8 +207,6 @@ def _dispatch(
         "tile_columns": tiles.columns,
         "clears": int(clears),
         "picks": int(picks),
-        "came_ahead": int(ahead.came),
-        "next_layer": NO_WORD if ahead.next_layer is None else ahead.next_layer,
     }
     tensors = {
         **routed.tensors,
@@ -252,78 +230,25 @@ def bring_experts(
 
     Of each span the bytes of `part` are copied. `homes` are the bytes that the homes may lie in.
     """
-    assert 1 <= round_index <= places.n_rounds, round_index
-    first_rank = (round_index - 1) * places.n_places
-    op.append(_bring(op, tiles, places, round_index, first_rank, part, homes))
-
-
-def bring_rounds(
-    op: OpContext,
-    tiles: PairTiles,
-    places: BroughtPlaces | None,
-    shape: ExpertShape,
-    homes: tuple[Range, ...],
-    came: bool,
-) -> Iterator[None]:
-    """Append, each time it is asked, the copies that run beside the next product of a layer.
-
-    A round has two products: gate and up, then down. Beside each the next round's like part is
-    brought. Where the first round came ahead, the products begin with that one.
-    """
-    if places is None:
-        return
-    gate_up, down = slice(0, shape.down.offset), slice(shape.down.offset, shape.span_bytes)
-    for index in range(2 if came else 1, places.n_rounds + 1):
-        for part in (gate_up, down):
-            bring_experts(op, tiles, places, index, part, homes)
-            yield
-
-
-def bring_ahead(
-    op: OpContext,
-    tiles: PairTiles,
-    places: BroughtPlaces,
-    span_bytes: int,
-    homes: tuple[Range, ...],
-) -> list[Dispatch]:
-    """Return the copies of what `expert_tiles` lists of the next layer, for whole spans.
-
-    Each copies a part of every span. Nothing on the device needs them before that layer's tiles are
-    multiplied: they go beside what comes in between.
-    """
-    assert places.ahead, places
-    first_rank = 2 * tiles.routed.shape.n_experts
-    n_units = span_bytes // UNIT_BYTES
-    bounds = [i * n_units // N_PARTS * UNIT_BYTES for i in range(N_PARTS + 1)]
-    parts = [slice(start, stop) for start, stop in pairwise(bounds) if start < stop]
-    return [_bring(op, tiles, places, 1, first_rank, part, homes) for part in parts]
-
-
-def _bring(
-    op: OpContext,
-    tiles: PairTiles,
-    places: BroughtPlaces,
-    round_index: int,
-    first_rank: int,
-    part: slice,
-    homes: tuple[Range, ...],
-) -> Dispatch:
     n_bytes = part.stop - part.start
     assert part.start % UNIT_BYTES == 0 and n_bytes % UNIT_BYTES == 0, part
     assert 0 <= part.start < part.stop <= places.place_bytes, part
-    return BRING_EXPERTS.dispatch(
-        "bring_experts",
-        {
-            "workgroup_size": GATHER_WORKGROUP,
-            "first_rank": first_rank,
-            "skipped_units": part.start // UNIT_BYTES,
-            "n_units": n_bytes // UNIT_BYTES,
-        },
-        {"brought": tiles.brought},
-        (*workgroup_lines(-(-n_bytes // GROUP_BYTES)), places.n_places),
-        op.label,
-        reads=homes,
-        writes=(places.half(round_index),),
+    assert 1 <= round_index <= places.n_rounds, round_index
+    op.append(
+        BRING_EXPERTS.dispatch(
+            "bring_experts",
+            {
+                "workgroup_size": GATHER_WORKGROUP,
+                "first_rank": (round_index - 1) * places.n_places,
+                "skipped_units": part.start // UNIT_BYTES,
+                "n_units": n_bytes // UNIT_BYTES,
+            },
+            {"brought": tiles.brought},
+            (*workgroup_lines(-(-n_bytes // GROUP_BYTES)), places.n_places),
+            op.label,
+            reads=homes,
+            writes=(places.half(round_index),),
+        )
     )
 
 

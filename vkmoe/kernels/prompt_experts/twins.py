@@ -24,7 +24,7 @@ class Sorted(NamedTuple):
     tiles: NDArray[np.int64]  # [n_tiles, 3]: expert, first pair in `pairs`, count
     pairs: NDArray[np.int64]  # of experts that take part
     done: NDArray[np.bool_]  # [n_experts]
-    brought: NDArray[np.int64]  # experts with a place: `n_places` in each round from 1 on
+    brought: NDArray[np.int64]  # experts, in their order: `n_places` in each round from 1 on
     round_starts: NDArray[np.int64]  # [N_ROUNDS + 1]: the first tile of each round
 
 
@@ -35,43 +35,29 @@ def expert_tiles(
     tile_columns: int,
     at_home: NDArray[np.bool_] | None = None,
     n_places: int = 0,
-    came_ahead: bool = False,
 ) -> Sorted:
     """Sort the pairs of ids [n_rows, n_used] by expert, those of experts present and not done.
 
-    With `n_places`, experts that are `at_home` [n_experts] are brought so many at a time, and the
-    tiles of the others are spread over the rounds before the last. If the first round came ahead,
-    experts that no row chose take places too, and round 0 is empty.
+    With `n_places`, experts that are `at_home` [n_experts] are brought so many at a time.
     """
     chosen = ids.reshape(-1).astype(np.int64)
     order = np.argsort(chosen, kind="stable")
     pairs = order[(present & ~done)[chosen[order]]]
     experts, starts, counts = np.unique(chosen[pairs], return_index=True, return_counts=True)
-    nowhere = np.zeros(len(present), bool)
-    missed = present & ~done & at_home if n_places and at_home is not None else nowhere
-    if not came_ahead:
-        missed = missed & np.isin(np.arange(len(present)), experts)
-    all_tiles = [
-        (expert, start + first, min(tile_columns, count - first))
-        for expert, start, count in zip(experts, starts, counts, strict=True)
-        for first in range(0, count, tile_columns)
-    ]
-    in_place = [tile for tile in all_tiles if not missed[tile[0]]]
-    # In the rounds beside which the next one is brought.
-    begin, last = int(came_ahead), -(-int(missed.sum()) // max(n_places, 1))
-    n_beside = max(last, begin + 1) - begin
-    rounds: list[list[tuple[int, int, int]]] = [[] for _ in range(N_ROUNDS)]
-    for i, tile in enumerate(in_place):
-        rounds[begin + i * n_beside // len(in_place)].append(tile)
-    rank = np.cumsum(missed) - 1
-    for tile in all_tiles:
-        if missed[tile[0]]:
-            rounds[1 + rank[tile[0]] // n_places].append(tile)
-    listed = np.array([tile for of_round in rounds for tile in of_round], np.int64).reshape(-1, 3)
-    round_starts = np.cumsum([0, *map(len, rounds)])
+    missed = at_home[experts] if n_places and at_home is not None else np.zeros(len(experts), bool)
+    round_of = np.where(missed, 1 + (np.cumsum(missed) - 1) // max(n_places, 1), 0)
+    tiles, round_starts = list[tuple[int, int, int]](), [0]
+    for index in range(N_ROUNDS):
+        for i in np.flatnonzero(round_of == index):
+            tiles += [
+                (experts[i], starts[i] + first, min(tile_columns, counts[i] - first))
+                for first in range(0, counts[i], tile_columns)
+            ]
+        round_starts.append(len(tiles))
     marked = done.copy()
     marked[experts] = True
-    return Sorted(listed, pairs, marked, np.flatnonzero(missed), round_starts)
+    listed = np.array(tiles, np.int64).reshape(-1, 3)
+    return Sorted(listed, pairs, marked, experts[missed], np.array(round_starts))
 
 
 def bring_experts(
