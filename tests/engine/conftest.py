@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tests.generate.conftest import shared
 from tests.kernels.tunings import ODD_LAUNCHES
 from tests.live import live_objects
+from tests.samples import sampled
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.kernels.tuning import Tuning
@@ -30,7 +31,8 @@ TUNINGS = {
 }
 
 
-@pytest.fixture(params=TUNINGS)
+# The mapping of GPUs without subgroups has the kernels of the one with them, but for their sums.
+@pytest.fixture(params=sampled(TUNINGS, "lanes".__ne__), ids=str)
 def tuning(request: pytest.FixtureRequest) -> Tuning | None:
     return TUNINGS[request.param]
 

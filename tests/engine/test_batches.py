@@ -91,7 +91,7 @@ def prompt(engine: Engine, tokens: Sequence[int], cuts: Sequence[int], region: i
 
 
 # One with each kind of attention and of feed-forward block.
-SAMPLE = ("demo", "dense_tied", "gptoss_odd", "qwen2moe_top1", "deepseek2_v3")
+SAMPLE = ("dense_tied", "gptoss_odd", "qwen2moe_top1", "deepseek2_v3")
 
 
 @pytest.fixture(
@@ -262,6 +262,7 @@ def test_an_expert_that_is_never_brought_gives_no_numbers(mixed: Path, least_poo
         assert top is not None and top.has_nan
 
 
+@pytest.mark.full
 def test_prompts_in_tiles_of_f16_keep_the_law() -> None:
     """In the mapping of GPUs: the same bits however a prompt is cut, near those of f32."""
     if "float16" not in chosen_device().features:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.engine.tiny import model_path
+from tests.samples import sampled
 from vkmoe import interrupts
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -113,7 +114,7 @@ def moved(engine: Engine) -> int:
     return counters.n_uploads + counters.n_landed + n_reads
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, ("small pool, overlap", "cpu").__contains__))
 def test_ctrl_c_at_any_checkpoint_changes_no_bit(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(TINY, config_of(way), checks=True) as fresh:
         wanted = logits_of(fresh)

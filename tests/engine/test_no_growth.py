@@ -51,6 +51,7 @@ def test_two_hundred_tokens_leave_the_process_as_it_was(way: str) -> None:
     assert growth(samples) == []
 
 
+@pytest.mark.full
 def test_where_no_expert_moves_nothing_is_kept_of_what_tokens_used() -> None:
     """With the demo model: what a token of the tiny one uses is too little to be noticed."""
     tracemalloc.start()

@@ -217,7 +217,16 @@ OPENINGS: list[tuple[str, int, SlotSharing]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=OPENINGS, ids=lambda item: "-".join(map(str, item)))
+SAMPLE = (("demo", 12, "layer"), ("mixed", 2, "global"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(item, id="-".join(map(str, item)), marks=[pytest.mark.full][item in SAMPLE :])
+        for item in OPENINGS
+    ],
+)
 def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Path, int, SlotSharing]]:
     name, n_slots, allocation = request.param
     model = demo_model_path() if name == "demo" else request.getfixturevalue("mixed")

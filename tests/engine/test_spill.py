@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.live import live_objects
+from tests.samples import sampled
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import OutOfMemoryError
@@ -249,7 +250,7 @@ def test_slots_are_given_back_where_others_take_memory(
 
 
 @pytest.mark.usefixtures("cpu_native")
-@pytest.mark.parametrize("way", ["hybrid", "resident"])
+@pytest.mark.parametrize("way", sampled(["hybrid", "resident"], "hybrid".__eq__))
 def test_what_may_not_be_given_back_is_a_warning(
     way: str, discrete: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

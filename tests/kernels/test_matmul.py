@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.kernels.tunings import MAPPINGS, chosen_device, every_type, tuning_for
+from tests.kernels.tunings import MAPPINGS, chosen_device, elsewhere, every_type, tuning_for
+from tests.samples import sampled
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import KernelCase
 from vkmoe.kernels.inputs import WEIGHT_TYPES
@@ -88,7 +89,9 @@ def test_experts(runner: Runner, kind: str) -> None:
 
 
 @by_mapping
-@pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q4_K",)])
+@pytest.mark.parametrize(
+    "types", [("Q4_K", "Q6_K"), *elsewhere((("Q4_K", "Q4_K"),), (("Q4_K",),))], ids=str
+)
 def test_experts_as_gpt_oss_has_them(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
 ) -> None:
@@ -129,7 +132,7 @@ def test_nothing_overflows_in_f16_and_errors_are_bounded(runner: Runner, kind: s
 
 @by_mapping
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_K", *elsewhere("Q6_K")])
 def test_a_row_has_the_same_bits_in_any_batch(
     runner: Runner, tuning: Tuning, kind: str, residual: bool
 ) -> None:
@@ -155,7 +158,9 @@ def test_a_matrix_row_has_the_same_bits_at_any_place(runner: Runner, tuning: Tun
 
 
 @by_mapping
-@pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q6_K",)])
+@pytest.mark.parametrize(
+    "types", [("Q4_K", "Q6_K"), *elsewhere((("Q4_K", "Q4_K"),), (("Q6_K",),))], ids=str
+)
 def test_a_pair_has_the_same_bits_among_any_others(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
 ) -> None:
@@ -170,8 +175,8 @@ def test_a_pair_has_the_same_bits_among_any_others(
         np.testing.assert_array_equal(found[start : start + n_words], wanted)
 
 
-@pytest.mark.parametrize("tile", SHAPES, ids=str)
-@pytest.mark.parametrize("n", [3, 40])
+@pytest.mark.parametrize("tile", [SHAPES[1], *elsewhere((SHAPES[0],), (SHAPES[2],))], ids=str)
+@pytest.mark.parametrize("n", sampled([3, 40], (40).__eq__))
 @pytest.mark.parametrize("half", sorted({tuning.half_tiles for tuning in TUNINGS}))
 def test_a_tile_of_another_shape_leaves_the_same_bits(
     runner: Runner, tile: Tile, n: int, half: bool

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.samples import sampled
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import param_words
@@ -90,7 +91,7 @@ def step(case: Prompts, batch: PromptBatch) -> NDArray[np.float32]:
 
 
 @both_walks
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", sampled(SHAPES, ("gpt-oss q8_0, f16", "deepseek2").__contains__))
 def test_chunks_of_two_sequences(runner: Runner, name: str, walk: str) -> None:
     """A prompt in chunks, another beside it, both in one chunk, and rows from the middle."""
     case = case_of(runner, name, walk)

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kernels.tunings import MAPPINGS, elsewhere, tuning_for
+from tests.samples import sampled
 from vkmoe.batch import TokenBatch
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef, memory_range
@@ -48,7 +49,14 @@ from vkmoe.kv_types import KvTypes, both
 from vkmoe.quants.types import Bytes
 
 TUNINGS = [tuning_for(suffix, 8 if "blocks" in suffix else 64, 4) for suffix in MAPPINGS]
-every_mapping = pytest.mark.parametrize("tuning", TUNINGS, ids=[m or "lanes" for m in MAPPINGS])
+FEW = ("", "+blocks")  # mappings of few devices, which CI alone tries
+every_mapping = pytest.mark.parametrize(
+    "tuning",
+    [
+        pytest.param(tuning, id=suffix or "lanes", marks=[pytest.mark.full] * (suffix in FEW))
+        for tuning, suffix in zip(TUNINGS, MAPPINGS, strict=True)
+    ],
+)
 
 
 def of_matrices(tuning: Tuning, *segments: tuple[str, int]) -> MatvecCase:
@@ -206,7 +214,7 @@ def _params(rows: list[Row], n_rows: int) -> NDArray[np.uint32]:
 
 @pytest.mark.parametrize("mapping", ["blocks", "lanes"])
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("which", BATCHES)
+@pytest.mark.parametrize("which", sampled(BATCHES, "mixed".__eq__))
 def test_attention_of_rows_is_that_of_one_after_the_other(
     device: Device, which: str, name: str, mapping: str
 ) -> None:

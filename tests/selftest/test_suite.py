@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from tests.samples import sampled
 from vkmoe.errors import GpuError
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import backend, kernels
@@ -82,7 +83,7 @@ def test_speed_is_measured_where_the_device_would_choose_the_variant(
         assert case.ok and (case.gigabytes_per_second is not None) == (suffix == own.dot_suffix)
 
 
-@pytest.mark.parametrize("family", get_args(MatvecFamily))
+@pytest.mark.parametrize("family", sampled(get_args(MatvecFamily), "expert_gate_up".__eq__))
 def test_every_launch_of_a_tuning_is_compared(
     device: Device, monkeypatch: pytest.MonkeyPatch, family: MatvecFamily
 ) -> None:

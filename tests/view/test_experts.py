@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.engine.tiny import model_path
-from tests.view.ways import CHANGEABLE, SLOTS, WAYS, opened, random_tokens
+from tests.samples import sampled
+from tests.view.ways import CHANGEABLE, SAMPLE, SLOTS, WAYS, opened, random_tokens
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.experts.records import watch
@@ -68,7 +69,7 @@ def places_of(engine: Engine) -> list[str]:
     return [found[first : first + n] for first in range(0, len(found), n)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, SAMPLE.__contains__))
 def test_a_snapshot_and_its_deltas_give_the_next_snapshot(way: str) -> None:
     with opened(way) as engine:
         view, tokens = ExpertView(engine), random_tokens(engine.n_vocab, 36)
@@ -143,7 +144,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("way", REASONS)
+@pytest.mark.parametrize("way", sampled(REASONS, SAMPLE.__contains__))
 def test_moves_say_why(way: str) -> None:
     with opened(way) as engine:
         view = ExpertView(engine)

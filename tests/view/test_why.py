@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.view.ways import WAYS, opened, random_tokens
+from tests.samples import sampled
+from tests.view.ways import SAMPLE, WAYS, opened, random_tokens
 from vkmoe.config import EngineConfig
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.experts.records.timing import Step
@@ -168,7 +169,7 @@ def test_without_tokens_nothing_is_claimed() -> None:
 
 
 @pytest.mark.usefixtures("one_device", "cpu_native")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, SAMPLE.__contains__))
 def test_an_engine_says_where_its_time_went(way: str) -> None:
     with opened(way) as engine:
         view, tokens = ExpertView(engine), random_tokens(engine.n_vocab, 30)

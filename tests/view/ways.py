@@ -29,6 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "cpu device": {"device": "cpu"},
 }
 CHANGEABLE = ("cache", "landing", "gathered", "shared", "stepped", "host pool")
+SAMPLE = ("landing", "stepped", "exchange", "host pool", "hybrid")  # CI tries all
 
 
 def opened(way: str, **more: Any) -> Engine:
