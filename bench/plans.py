@@ -30,7 +30,6 @@ import numpy as np
 
 from bench.command import command_line, finish, run_main
 from bench.models import custom_model, default_cache, shape_of
-from bench.routing import PROMPTS, prompt_text
 from bench.worker import Worker
 from vkmoe.bench.environment import describe, print_card
 from vkmoe.bench.measure import Row, summarise
@@ -39,6 +38,7 @@ from vkmoe.llm import read_tokenizer
 from vkmoe.models import open_model
 
 ROOT = Path(__file__).resolve().parent.parent
+TEXTS = ("code", "prose", "structured")  # in bench/prompts; each of over 700 tokens
 ERROR, MORE_MEMORY = 0.3, 0.05
 CONTEXT = 512
 MB = 10**6
@@ -145,7 +145,8 @@ class _Run:
         name = f"plans-{setting.model}"
         self._model = custom_model(name, MODELS[setting.model], "q4_k_m", options.cache)
         with open_model(self._model) as model:
-            text = "\n".join(prompt_text(each) for each in PROMPTS)
+            files = (ROOT / f"bench/prompts/{name}.txt" for name in TEXTS)
+            text = "\n".join(file.read_text("utf-8") for file in files)
             tokens = read_tokenizer(model).encode(text)
             if setting.varied:
                 random = np.random.default_rng(0)

@@ -181,14 +181,6 @@ def test_perplexity_names_a_text_that_is_not_there() -> None:
 
 
 @pytest.mark.full
-def test_after_prompt() -> None:
-    few = ["--length", "64", "--ubatch-size", "32", "--decoded", "66", "--invented", "16"]
-    rows = document("after_prompt", *few)["results"]["rows"]
-    assert len(rows) == (3 * 2 * 2 + 2) * 2 * 3, "shares, ways and kinds, the engine; windows"
-    assert all(0 <= row["value"]["median"] <= 100 for row in rows if row["unit"] == "%")
-
-
-@pytest.mark.full
 def test_prompt_link(tmp_path: Path) -> None:
     """An arm has its seconds on the device as it is, and then also how busy the link is."""
     few = ["--cache", str(tmp_path), "--lengths", "40", "--ubatch-size", "64", "--repeats", "1"]

@@ -45,7 +45,8 @@ __all__ = [
 Rates = NDArray[np.float64]  # [n_layers, n_experts + 1]: hits per use with so many slots
 
 # How much of what sets a layer apart from the others in one text is found in another, on six texts
-# (`python -m bench.slot_curves`): of its skew, but for the tokens of which half is chance.
+# (bench/results/2026-11-25-slot_curves-cpu.json): of its skew, but for the tokens of which half is
+# chance.
 LASTING, HALF_CHANCE = 0.5, 50
 HALF_LASTS = 2000  # tokens of a text of which half is found in another
 # Of a trace that is replayed: shares of the experts that have a slot, the tokens that fill the
