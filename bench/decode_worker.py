@@ -1,4 +1,4 @@
-"""vkmoe's side of bench/speed.py and cpu.py: a process that loads a model and runs it as asked.
+"""vkmoe's side of bench/speed.py: a process that loads a model and runs it as asked.
 
 The protocol, one JSON document a line (llama_cpp_worker.py speaks it too): the worker's first line
 says what it runs on; then stdin asks `{"do": "logits", "prompt": [...], "out": FILE}`,

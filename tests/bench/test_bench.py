@@ -129,19 +129,19 @@ def test_host_time(cache: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("cpu_native")
-def test_cpu(cache: list[str], tmp_path: Path) -> None:
+def test_speed_beside_llama_bench(cache: list[str], tmp_path: Path) -> None:
     """Beside llama.cpp's benchmark in both of its ways, with another process at work."""
     rival = tmp_path / "llama-bench"
     rival.write_text("#!/bin/sh\necho '[{\"avg_ts\": 2.5}]'\n")
     rival.chmod(0o755)
-    few = [*TINY, *cache, "--lengths", "3", "--tokens", "4", "--threads", "1", "--busy", "1"]
-    found = document("cpu", *few, "--llama-bench", str(rival))
-    assert found["benchmark"] == "cpu_busy"
-    assert found["card"]["device"].startswith("CPU") and found["card"]["threads"] == 1
+    few = [*TINY, *cache, "--device", "cpu", "--lengths", "3", "--tokens", "4", "--threads", "1"]
+    found = document("speed", *few, "--busy", "1", "--llama-bench", str(rival))
+    assert found["card"]["device"].startswith("CPU")
+    assert (found["card"]["threads"], found["card"]["busy"]) == (1, 1)
     results = found["results"]
     assert positive(results["rows"]) and len(results["rows"]) == 6
-    assert set(results["ratios"]) == {
-        f"{work}: vkmoe / llama.cpp {way}"
+    assert set(results["ratios"]) == {"vkmoe prompt 3 / vkmoe decode"} | {
+        f"vkmoe {work} / llama.cpp {way} {work}"
         for work in ("prompt 3", "decode")
         for way in ("plain", "repacked")
     }
