@@ -23,7 +23,7 @@ from vkmoe.quants.types import TYPES
 Floats = npt.NDArray[np.float32]
 
 OUT = ROOT / "tests" / "fixtures" / "quants"
-QUANTISED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_NL", "MXFP4")
+QUANTISED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
 LAYER = "model.layers.3"
 DEMO_TENSORS = {
     "demo_embedding": "model.embed_tokens.weight",
@@ -33,17 +33,15 @@ DEMO_TENSORS = {
 }
 
 
-def error_measures(type_name: str, x: Floats, y: Floats, columns: Floats | None) -> list[float]:
+def error_measures(type_name: str, x: Floats, y: Floats) -> list[float]:
     """[plain, weighted] root mean square error of `y`, relative to that of `x`.
 
-    The weights are those llama.cpp minimises by: x^2 for Q6_K and IQ4_NL, magnitude plus the root
-    mean square of 32 neighbours for Q4_K and Q5_K, else 1; with importance, that of the column.
+    The weights are those llama.cpp minimises by: x^2 for Q6_K, magnitude plus the root mean square
+    of 32 neighbours for Q4_K and Q5_K, else 1.
     """
     x, y = x.astype(np.float64), y.astype(np.float64)
     weights = np.ones_like(x)
-    if columns is not None:
-        weights = np.broadcast_to(columns.astype(np.float64), x.shape)
-    elif type_name in ("Q6_K", "IQ4_NL"):
+    if type_name == "Q6_K":
         weights = x * x
     elif type_name in ("Q4_K", "Q5_K"):
         groups = x.reshape(-1, 32)
@@ -56,14 +54,12 @@ def error_measures(type_name: str, x: Floats, y: Floats, columns: Floats | None)
 
 
 def inputs(demo: Path) -> dict[str, npt.NDArray[np.uint16]]:
-    """Weights as bf16 words [rows, columns], and column importances [columns]."""
+    """Weights as bf16 words [rows, columns]."""
     rng = np.random.default_rng(2)
     source = read_safetensors(demo / "model.safetensors")
     found = {name: source[tensor][:64] for name, tensor in DEMO_TENSORS.items()}
     found["gaussian"] = 0.02 * rng.standard_normal((64, 512), np.float32)
     found["laplace"] = (0.02 * rng.laplace(size=(64, 512))).astype(np.float32)
-    found["importance_256"] = rng.gamma(0.5, size=256).astype(np.float32)
-    found["importance_512"] = rng.gamma(0.5, size=512).astype(np.float32)
     return {name: (x.view(np.uint32) >> 16).astype(np.uint16) for name, x in found.items()}
 
 
@@ -73,24 +69,17 @@ def widened(bf16: npt.NDArray[np.uint16]) -> Floats:
 
 
 def reference_errors(library: ctypes.CDLL, words: dict[str, npt.NDArray[np.uint16]]) -> object:
-    """{type: {input: [plain, weighted]}}; inputs with importance end in "+importance"."""
+    """{type: {input: [plain, weighted]}}."""
     errors: dict[str, dict[str, list[float]]] = {name: {} for name in QUANTISED}
     for name, bits in words.items():
-        if name.startswith("importance"):
-            continue
         x = widened(bits)
-        columns = widened(words[f"importance_{x.shape[1]}"])
         for type_name in QUANTISED:
-            for matter, suffix in ((None, ""), (columns, "+importance")):
-                y = decode(type_name, quantise_by(library, type_name, x, matter), x.size)
-                measures = error_measures(type_name, x, y.reshape(x.shape), matter)
-                errors[type_name][name + suffix] = measures
+            y = decode(type_name, quantise_by(library, type_name, x), x.size)
+            errors[type_name][name] = error_measures(type_name, x, y.reshape(x.shape))
     return errors
 
 
-def quantise_by(
-    library: ctypes.CDLL, type_name: str, x: Floats, columns: Floats | None
-) -> npt.NDArray[np.uint8]:
+def quantise_by(library: ctypes.CDLL, type_name: str, x: Floats) -> npt.NDArray[np.uint8]:
     """llama.cpp's blocks of `x`."""
     x = np.ascontiguousarray(x)
     out = np.zeros((len(x), TYPES[type_name].row_bytes(x.shape[1])), np.uint8)
@@ -101,7 +90,7 @@ def quantise_by(
         ctypes.c_int64(0),
         ctypes.c_int64(x.shape[0]),
         ctypes.c_int64(x.shape[1]),
-        ctypes.c_void_p(None if columns is None else columns.ctypes.data),
+        ctypes.c_void_p(None),
     )
     assert written == out.size, (written, out.size)
     return out

@@ -1,21 +1,19 @@
 """This module finds the scale (and minimum) that a group of weights is best rounded with.
 
-It owns three searches, all by the same means: try a range of steps around the obvious one, round,
+It owns two searches, both by the same means: try a range of steps around the obvious one, round,
 solve for the best scale by weighted least squares, keep the attempt with the least weighted error.
 Arrays are [weights of a group, groups], so that every sum runs over the first axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Range", "fit_range", "fit_symmetric", "fit_values", "nearest_value"]
+__all__ = ["Range", "fit_range", "fit_symmetric"]
 
-Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 _TINY = np.float32(1e-30)
@@ -74,40 +72,16 @@ def fit_symmetric(x: Floats, importance: Floats, most_negative: int, shifts: Flo
     """Fit w = scale * q with q in -most_negative..most_negative-1 to `x`; scales [groups], signed.
 
     The weight of largest magnitude is laid on the longer, negative side: a scale may be negative.
+    `shifts` are attempts to lay it a little off the end.
     """
-
-    def rounded(steps: Floats) -> Floats:
-        return np.clip(np.rint(steps), -most_negative, most_negative - 1, out=steps)
-
-    return _fit_scale(x, importance, -np.float32(most_negative) - shifts, rounded)
-
-
-def fit_values(x: Floats, importance: Floats, values: Floats, shifts: Floats) -> Floats:
-    """Fit w = scale * (one of `values`, which ascend) to `x`; scales [groups], signed.
-
-    The weight of largest magnitude is laid on either end of `values`, give or take `shifts`.
-    """
-    ends = np.concatenate([values[0] - shifts, values[-1] + shifts])
-    return _fit_scale(x, importance, ends, lambda steps: values[nearest_value(steps, values)])
-
-
-def nearest_value(x: Floats, values: Floats) -> Bytes:
-    """The index of the nearest of `values`, which ascend, to each of `x`; of two, the lower."""
-    middles = (values[1:] + values[:-1]) / 2
-    return np.searchsorted(middles, x).astype(np.uint8)
-
-
-def _fit_scale(
-    x: Floats, importance: Floats, ends: Floats, rounded: Callable[[Floats], Floats]
-) -> Floats:
-    """The best scale among attempts to lay the weight of largest magnitude on each of `ends`."""
     at = np.abs(x).argmax(axis=0)[None, :]
     extreme = np.take_along_axis(x, at, axis=0)[0]
     safe = np.where(extreme == 0, np.float32(1), extreme)
     best = np.zeros_like(safe)
     most = np.full_like(safe, -1)
-    for end in ends:
-        q = rounded(x * (end / safe))
+    for end in -np.float32(most_negative) - shifts:
+        q = np.rint(x * (end / safe))
+        np.clip(q, -most_negative, most_negative - 1, out=q)
         weighted = importance * q
         qx_sum = (weighted * x).sum(axis=0)
         qq_sum = np.maximum((weighted * q).sum(axis=0), _TINY)
