@@ -22,7 +22,7 @@ def only_driver(icd: Path) -> dict[str, str]:
 def swiftshader() -> dict[str, str]:
     """SwiftShader alone. It cannot be had on every system, but CI's must have it."""
     if not SWIFTSHADER.exists():
-        missing("no SwiftShader here; tools/fetch_swiftshader.py gets it where apt has chromium")
+        missing("no SwiftShader here; python -m tools.fetch_swiftshader gets it from Debian")
     return only_driver(SWIFTSHADER)
 
 

@@ -20,7 +20,7 @@ def checkout(tmp_path: Path) -> Path:
     stand_in(tmp_path / "tools" / "fetch_gpu_drivers", "exit 77")
     for name in ("ruff", "mypy"):
         stand_in(tmp_path / ".venv" / "bin" / name, "exit 0")
-    stand_in(tmp_path / ".venv" / "bin" / "python", 'test "$1" != tools/fetch_swiftshader.py')
+    stand_in(tmp_path / ".venv" / "bin" / "python", 'test "$2" != tools.fetch_swiftshader')
     return tmp_path
 
 
