@@ -12,18 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tools.gguf_writer import write_gguf
-from tools.make_synthetic_model import (
-    MIXES,
-    PRESETS,
-    Preset,
-    make,
-    model_metadata,
-    random_tensor,
-    tensor_list,
-)
+from tools.make_synthetic_model import MIXES, PRESETS, Preset, write_shape
 
 __all__ = [
     "add_model_options",
@@ -34,7 +23,6 @@ __all__ = [
 ]
 
 DEFAULT_PRESET, DEFAULT_LAYERS, DEFAULT_TYPES = "olmoe-1b-7b", 4, "q4_k_m"
-SEED = 0
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -55,25 +43,19 @@ def chosen_model(options: argparse.Namespace) -> Path:
     """The user's model, or the synthetic one, made if it is not in the cache yet."""
     if options.model is not None:
         return Path(options.model)
-    architecture = PRESETS[options.preset].architecture
-    name = f"{options.preset}-{architecture}-{options.layers}-{options.types}"
-    target = Path(options.cache) / f"{name}.gguf"
-    if not target.exists():
-        print(f"making the synthetic model {name} (once) ...", flush=True)
-        partial = _partial(target)
-        make(options.preset, partial, options.layers, options.types, SEED)
-        partial.replace(target)
-    return target
+    shape = shape_of(options.preset, n_layers=options.layers)
+    name = f"{options.preset}-{shape.architecture}-{options.layers}-{options.types}"
+    return custom_model(name, shape, options.types, options.cache)
 
 
 def custom_model(name: str, shape: Preset, mix: str, cache: Path) -> Path:
     """A synthetic model of any shape, made if it is not in the cache yet."""
     target = cache / f"{name}.gguf"
     if not target.exists():
-        partial = _partial(target)
-        rng = np.random.default_rng(SEED)
-        metadata = model_metadata(name, shape, mix)
-        write_gguf(partial, metadata, tensor_list(shape, mix), lambda t: random_tensor(t, rng))
+        print(f"making the synthetic model {name} (once) ...", flush=True)
+        # A name that no other process uses: a model appears whole or not at all.
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        write_shape(name, shape, partial, mix)
         partial.replace(target)
     return target
 
@@ -87,9 +69,3 @@ def default_cache() -> Path:
     """Where synthetic models are kept unless the user says otherwise."""
     user = os.getuid() if hasattr(os, "getuid") else ""
     return Path(tempfile.gettempdir()) / f"vkmoe-bench-{user}"
-
-
-def _partial(target: Path) -> Path:
-    """A name beside the target that no other process uses: a model appears whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    return target.with_name(f"{target.name}.{os.getpid()}.partial")

@@ -29,7 +29,7 @@ from tools.synthetic.tensors import tensor_list
 from vkmoe.gguf_file.header import TensorInfo
 
 __all__ = ["MIXES", "PRESETS", "Preset", "make", "model_metadata", "random_tensor",
-           "tensor_list"]  # fmt: skip
+           "tensor_list", "write_shape"]  # fmt: skip
 
 ROUTER_GAIN = 2.0  # router logits spread this far: clear favourites, different for every token
 BIAS_GAIN = 0.1
@@ -52,25 +52,28 @@ def random_tensor(tensor: TensorInfo, rng: np.random.Generator) -> npt.NDArray[n
 def make(
     name: str, out: Path, n_layers: int | None, mix: str, seed: int = 0, sparse: bool = False
 ) -> None:
-    """Write preset `name` with `n_layers` layers (default: all) to `out`.
-
-    A `sparse` file has the size of a whole one but no weights: it is for plans, which read none.
-    """
+    """Write preset `name` with `n_layers` layers (default: all) to `out`; see `write_shape`."""
     shape = PRESETS[name]
     if n_layers is not None:
         shape = replace(shape, n_layers=n_layers)
+    write_shape(name, shape, out, mix, seed, sparse)
+
+
+def write_shape(
+    name: str, shape: Preset, out: Path, mix: str, seed: int = 0, sparse: bool = False
+) -> None:
+    """Write a model of any shape to `out`.
+
+    A `sparse` file has the size of a whole one but no weights: it is for plans, which read none.
+    """
     tensors = tensor_list(shape, mix)
     n_bytes = sum(tensor.n_bytes for tensor in tensors)
     out.parent.mkdir(parents=True, exist_ok=True)
-    metadata = model_metadata(name, shape, mix)
-    if sparse:
-        write_gguf(out, metadata, tensors, None)
-        return
-    free = shutil.disk_usage(out.parent).free
-    if n_bytes > free:
+    metadata, rng = model_metadata(name, shape, mix), np.random.default_rng(seed)
+    if not sparse and n_bytes > (free := shutil.disk_usage(out.parent).free):
         raise SystemExit(f"{out}: needs {n_bytes / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB")
-    rng = np.random.default_rng(seed)
-    write_gguf(out, metadata, tensors, lambda tensor: random_tensor(tensor, rng))
+    data = None if sparse else lambda tensor: random_tensor(tensor, rng)
+    write_gguf(out, metadata, tensors, data)
 
 
 def main() -> None:

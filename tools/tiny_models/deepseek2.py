@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.tiny_models.drawing import Draw, Tensors, Weights
-from tools.tiny_models.model import HfClasses, TinyModel
+from tools.tiny_models.model import TinyModel
 from tools.tiny_models.routing import Groups
 from tools.tiny_models.vocabulary import vocabulary
 
@@ -40,14 +40,11 @@ class DeepSeek2(TinyModel):
     unsplit: bool = False
     """The file has attn_kv_b and no more keys than a converter wrote in 2024."""
 
-    @property
-    def architecture(self) -> str:
-        return "deepseek2"
+    architecture = "deepseek2"
 
     @property
-    def hf_classes(self) -> HfClasses:
-        kind = "DeepseekV3" if self.v3 else "DeepseekV2"
-        return HfClasses(f"{kind}Config", f"{kind}ForCausalLM")
+    def hf_kind(self) -> str:
+        return "DeepseekV3" if self.v3 else "DeepseekV2"
 
     def block(self, draw: Draw, layer: int) -> Weights:
         block = self.attention(draw) | {"ffn_norm.weight": draw.norm(self.hidden)}

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 from tools.tiny_models.drawing import Draw, Floats, Quantised, Tensors, Weights
-from tools.tiny_models.model import HfClasses, TinyModel
+from tools.tiny_models.model import TinyModel
 
 __all__ = ["MODELS"]
 
@@ -30,13 +30,7 @@ class GptOss(TinyModel):
     mxfp4: bool = False
     """Experts are stored in MXFP4, and what that leaves of them goes to transformers."""
 
-    @property
-    def architecture(self) -> str:
-        return "gpt-oss"
-
-    @property
-    def hf_classes(self) -> HfClasses:
-        return HfClasses("GptOssConfig", "GptOssForCausalLM")
+    architecture, hf_kind = "gpt-oss", "GptOss"
 
     def block(self, draw: Draw, layer: int) -> Weights:
         block = super().block(draw, layer)

@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 
 from tools.tiny_models.drawing import Draw, Floats, Tensors, Weights
-from tools.tiny_models.model import HfClasses, TinyModel
+from tools.tiny_models.model import TinyModel
 from tools.tiny_models.vocabulary import vocabulary
 
 __all__ = ["MODELS"]
@@ -30,14 +30,11 @@ class Llama(TinyModel):
     one_by_one: bool = False
     """Each expert is a tensor of its own, as in files before April 2024."""
 
-    @property
-    def architecture(self) -> str:
-        return "llama"
+    architecture = "llama"
 
     @property
-    def hf_classes(self) -> HfClasses:
-        kind = "Mixtral" if self.experts else "Llama"
-        return HfClasses(f"{kind}Config", f"{kind}ForCausalLM")
+    def hf_kind(self) -> str:
+        return "Mixtral" if self.experts else "Llama"
 
     def block(self, draw: Draw, layer: int) -> Weights:
         block = super().block(draw, layer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,14 +21,7 @@ from tools.tiny_models.drawing import Draw, Quantised, Tensors, Weights
 from tools.tiny_models.routing import Groups
 from tools.tiny_models.vocabulary import add_vocabulary, vocabulary
 
-__all__ = ["HfClasses", "TinyModel"]
-
-
-class HfClasses(NamedTuple):
-    """The names of the two classes of transformers that make a model."""
-
-    config: str
-    network: str
+__all__ = ["TinyModel"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,8 @@ class TinyModel:
         raise KeyError(f"{self.name}: no architecture")
 
     @property
-    def hf_classes(self) -> HfClasses:
+    def hf_kind(self) -> str:
+        """What the names of transformers' classes of such models begin with."""
         raise KeyError(f"{self.name}: no classes")
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 
 from tools.tiny_models.drawing import Draw, Weights
-from tools.tiny_models.model import HfClasses, TinyModel
+from tools.tiny_models.model import TinyModel
 
 __all__ = ["MODELS"]
 
@@ -20,13 +20,7 @@ class Olmoe(TinyModel):
     tied: bool = False
     eps: float = 1e-5  # what the converter writes whatever the configuration says
 
-    @property
-    def architecture(self) -> str:
-        return "olmoe"
-
-    @property
-    def hf_classes(self) -> HfClasses:
-        return HfClasses("OlmoeConfig", "OlmoeForCausalLM")
+    architecture, hf_kind = "olmoe", "Olmoe"
 
     def attention(self, draw: Draw) -> Weights:
         return super().attention(draw) | {

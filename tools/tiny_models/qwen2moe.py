@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 
 from tools.tiny_models.drawing import Draw, Tensors, Weights
-from tools.tiny_models.model import HfClasses, TinyModel
+from tools.tiny_models.model import TinyModel
 
 __all__ = ["MODELS"]
 
@@ -23,13 +23,7 @@ class Qwen2Moe(TinyModel):
     flat_gate: bool = True
     """The gate is a vector, as older converters write it, not a matrix of one row."""
 
-    @property
-    def architecture(self) -> str:
-        return "qwen2moe"
-
-    @property
-    def hf_classes(self) -> HfClasses:
-        return HfClasses("Qwen2MoeConfig", "Qwen2MoeForCausalLM")
+    architecture, hf_kind = "qwen2moe", "Qwen2Moe"
 
     def attention(self, draw: Draw) -> Weights:
         block = super().attention(draw)

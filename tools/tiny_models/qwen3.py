@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 
 from tools.tiny_models.drawing import Draw, Weights
-from tools.tiny_models.model import HfClasses, TinyModel
+from tools.tiny_models.model import TinyModel
 
 __all__ = ["MODELS"]
 
@@ -24,9 +24,8 @@ class Qwen3(TinyModel):
         return "qwen3moe" if self.experts else "qwen3"
 
     @property
-    def hf_classes(self) -> HfClasses:
-        kind = "Qwen3Moe" if self.experts else "Qwen3"
-        return HfClasses(f"{kind}Config", f"{kind}ForCausalLM")
+    def hf_kind(self) -> str:
+        return "Qwen3Moe" if self.experts else "Qwen3"
 
     def attention(self, draw: Draw) -> Weights:
         return super().attention(draw) | {
