@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.needs import need_cpu
-from vkmoe import remembered
 from vkmoe.devices import open_device
 from vkmoe.gpu.device import Device
+from vkmoe.placement import remembered
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.cpu_turns import listed_turns
 from tests.engine.tiny import model_path
 from tests.needs import need_cpu
-from vkmoe import mode_trial, remembered
+from vkmoe import mode_trial
 from vkmoe.choices import ModeName
 from vkmoe.cli.notes import opened
 from vkmoe.config import EngineConfig
@@ -22,7 +22,7 @@ from vkmoe.errors import DeviceLostError, OutOfMemoryError
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.mode_trial import first_layers, measure_modes
 from vkmoe.models import open_model
-from vkmoe.placement import mode_choice
+from vkmoe.placement import mode_choice, remembered
 from vkmoe.placement.decide import Choosing
 from vkmoe.placement.forecast import measured
 from vkmoe.placement.forecast.measured import Known, recall_speeds
@@ -196,7 +196,7 @@ def test_a_trial_is_held_against_a_prediction_without_logits(
         seconds: float = 1 / found.rate - found.bytes.head / speeds.device
         return seconds
 
-    monkeypatch.setattr(mode_trial._Arm, "seconds", as_predicted)
+    monkeypatch.setattr(mode_trial._ModeArm, "seconds", as_predicted)
     LLM(**SLOTS).close()
     found = recall_speeds(device, demo_model_path()).corrections
     assert found == pytest.approx({"cache": 1.0, "hybrid": 1.0})

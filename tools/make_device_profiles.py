@@ -22,7 +22,7 @@ GIB = 1 << 30
 SHOW = """
 import json
 from vkmoe.gpu.device import list_devices
-from vkmoe.typed_json import plain
+from vkmoe.placement.typed_json import plain
 print(json.dumps(plain(list_devices()[0])))
 """
 DDR4 = "dual-channel DDR4-3200: 51.2 GB/s by its data sheet"

@@ -37,7 +37,7 @@ from vkmoe.models.program_sizes import DEFAULT_CTX_SIZE
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.weights import (
-    Block,
+    BlockWeights,
     FeedForwardWeights,
     LayerWeights,
     ModelWeights,
@@ -240,7 +240,7 @@ class _Memory:
         block = self._block(layer.block)
         if layer.has_experts:
             homes = self.range(layer.block.n_experts * block.shape.span_bytes)
-            block = Block(block.shape, ranges=(homes,))
+            block = BlockWeights(block.shape, ranges=(homes,))
         feed_forward = FeedForwardWeights(block=block, **rest)
         return LayerWeights(layer.mixer_weights(**mixer), feed_forward, rope_table)
 
@@ -251,9 +251,9 @@ class _Memory:
             return self._block(tensor)
         return self.take(tensor.n_bytes)
 
-    def _block(self, block: FeedForwardTensors) -> Block:
+    def _block(self, block: FeedForwardTensors) -> BlockWeights:
         shape = expert_shape(block)
-        return Block(shape, self.take(shape.span_bytes))
+        return BlockWeights(shape, self.take(shape.span_bytes))
 
     def _matrix(self, tensor: FileMatrix) -> Matrix:
         row_bytes = device_row_bytes(tensor.type, tensor.n_columns)

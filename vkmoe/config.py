@@ -33,6 +33,8 @@ from vkmoe.option_fields import (
     parse_ids,
     parse_margin,
     parse_size,
+    penalty,
+    share,
 )
 
 __all__ = [
@@ -84,37 +86,24 @@ class SamplingConfig:
         0.8, "Temperature; 0 always takes the most likely token that is left.", minimum=0
     )
     top_k: int = option(40, "Keep only the k most likely tokens; 0 keeps all.", minimum=0)
-    top_p: float = option(
-        0.95,
-        "Keep the smallest set of tokens whose probability reaches p; 1 keeps all.",
-        minimum=0,
-        maximum=1,
+    top_p: float = share(
+        0.95, "Keep the smallest set of tokens whose probability reaches p; 1 keeps all."
     )
-    min_p: float = option(
-        0.05,
-        "Drop tokens less likely than this times the most likely one; 0 drops none.",
-        minimum=0,
-        maximum=1,
+    min_p: float = share(
+        0.05, "Drop tokens less likely than this times the most likely one; 0 drops none."
     )
-    typical_p: float = option(
+    typical_p: float = share(
         1.0,
         "Keep the most typical tokens, whose surprise is nearest to the entropy, until their "
         "probability exceeds p; 1 keeps all.",
-        minimum=0,
-        maximum=1,
     )
-    xtc_probability: float = option(
+    xtc_probability: float = share(
         0.0,
         "How often XTC drops the tokens that reach its threshold, all but the least likely of "
         "them; 0 is off.",
-        minimum=0,
-        maximum=1,
     )
-    xtc_threshold: float = option(
-        0.1,
-        "Probability from which XTC may drop a token; above 0.5 it never does.",
-        minimum=0,
-        maximum=1,
+    xtc_threshold: float = share(
+        0.1, "Probability from which XTC may drop a token; above 0.5 it never does."
     )
     repeat_penalty: float = option(
         1.0,
@@ -125,24 +114,16 @@ class SamplingConfig:
     repeat_last_n: int = option(
         64, "How many recent tokens the penalties look at; -1 means all.", minimum=-1
     )
-    presence_penalty: float = option(
-        0.0,
-        "Subtract this from the logit of every recent token once.",
-        minimum=-100,
-        maximum=100,
+    presence_penalty: float = penalty(
+        0.0, "Subtract this from the logit of every recent token once."
     )
-    frequency_penalty: float = option(
-        0.0,
-        "Subtract this from the logit of a recent token for each time it occurred.",
-        minimum=-100,
-        maximum=100,
+    frequency_penalty: float = penalty(
+        0.0, "Subtract this from the logit of a recent token for each time it occurred."
     )
-    dry_multiplier: float = option(
+    dry_multiplier: float = penalty(
         0.0,
         "DRY subtracts this times base^(n - allowed length) from the logit of a token that would "
         "go on with a repeat of n tokens; 0 is off.",
-        minimum=-100,
-        maximum=100,
     )
     dry_base: float = option(1.75, "Base of DRY's penalty.", minimum=1, maximum=100)
     dry_allowed_length: int = option(2, "From how many repeated tokens on DRY counts.", minimum=1)
@@ -165,9 +146,7 @@ class SamplingConfig:
     mirostat_tau: float = option(
         5.0, "Target of Mirostat, in bits of surprise.", minimum=0, maximum=100
     )
-    mirostat_eta: float = option(
-        0.1, "How fast Mirostat adapts: its learning rate.", minimum=0, maximum=1
-    )
+    mirostat_eta: float = share(0.1, "How fast Mirostat adapts: its learning rate.")
     seed: int | None = option(
         None, "Seed of the random draw. Default: a random one, printed at the end.", minimum=0
     )
@@ -190,7 +169,6 @@ class EngineConfig:
         "Context length in tokens, prompt and reply together. "
         "Default: the model's own, at most 8192; less where that does not fit.",
         "-c",
-        "--ctx-size",
         minimum=1,
     )
     cache_type_k: KvType = option(
@@ -199,14 +177,12 @@ class EngineConfig:
         "number. Where a model caches one compressed row of a position (latent attention), this is "
         "the format of the row.",
         "-ctk",
-        "--cache-type-k",
     )
     cache_type_v: KvType | None = option(
         None,
         "Number format of values in the KV cache. Default: f16; with latent attention as "
         "--cache-type-k, and nothing else.",
         "-ctv",
-        "--cache-type-v",
     )
     gpu_layers: int | None = option(
         None,
@@ -214,7 +190,6 @@ class EngineConfig:
         "GPU reads those of the others in host memory, over the bus. More than there are: all. "
         "Default: all that fit.",
         "-ngl",
-        "--gpu-layers",
         minimum=0,
         metavar="N",
     )
@@ -222,7 +197,6 @@ class EngineConfig:
         1,
         "How many sequences are processed at once; each has a context of its own in the KV cache.",
         "-np",
-        "--parallel",
         minimum=1,
     )
     ubatch_size: int | None = option(
@@ -230,7 +204,6 @@ class EngineConfig:
         "Most tokens of a prompt that are processed at once. Default: as many as the device "
         "favours, or fewer where experts gain more by the room.",
         "-ub",
-        "--ubatch-size",
         minimum=1,
         maximum=MAX_ROWS,
     )
@@ -240,7 +213,6 @@ class EngineConfig:
         "beside a GPU; the text is the same with any number. "
         "Default: one for each physical core.",
         "-t",
-        "--threads",
         minimum=1,
         maximum=MAX_THREADS,
     )
@@ -282,14 +254,12 @@ class EngineConfig:
         None,
         "Whether the CPU computes all experts: yes is --expert-mode cpu, no rules it out. "
         "Default: as --expert-mode.",
-        "--cpu-moe/--no-cpu-moe",
     )
     n_cpu_moe: int | None = option(
         None,
         "The CPU computes the experts of the first N layers that have any; those of the others "
         "must fit on the device.",
         "-ncmoe",
-        "--n-cpu-moe",
         minimum=0,
         metavar="N",
     )
@@ -309,7 +279,6 @@ class EngineConfig:
         None,
         "How many experts of each layer the device holds; instead of --expert-cache. "
         "Default: as many as fit.",
-        "--expert-slots",
         "--moe-expert-cache-size",
         minimum=1,
     )
@@ -370,13 +339,11 @@ class EngineConfig:
         "Whether what is read of an expert without a slot is kept on the device at once, so that "
         "it need not cross the bus again. Default: yes, where there is a bus to cross and the room "
         "for it gains more than slots would.",
-        "--promote-on-read/--no-promote-on-read",
     )
     moe_predict_prefetch: bool | None = option(
         None,
         "Whether experts that are all but sure to be used are fetched before they are missed. "
         "Default: yes with --expert-policy forecast, which tells them; no with the others.",
-        "--moe-predict-prefetch/--no-moe-predict-prefetch",
     )
     expert_copies: CopyTiming | None = option(
         None,

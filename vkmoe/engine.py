@@ -44,7 +44,7 @@ from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
-from vkmoe.remembered import tuning_for
+from vkmoe.placement.remembered import tuning_for
 from vkmoe.weights.loader import load_weights
 from vkmoe.weights.placer import Progress
 

@@ -13,7 +13,6 @@ from collections.abc import (
     Collection,
     Generator,
     Iterator,
-    Mapping,
     Sequence,
     Set,
 )
@@ -226,61 +225,23 @@ class LLM(Closing):
     # ----- generation -----
 
     def request(
-        self,
-        prompt: Prompt,
-        sampling: SamplingConfig | None = None,
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        logit_bias: Mapping[int, float] | None = None,
-        n_logprobs: int | None = None,
-        constraint: Constraint | None = None,
-        shown: frozenset[int] = frozenset(),
-        with_routing: bool = False,
-        scores_prompt: bool = False,
-        **options: Any,
+        self, prompt: Prompt, sampling: SamplingConfig | None = None, **options: Any
     ) -> Request:
-        """Check what is to be generated. `options` are fields of SamplingConfig.
+        """Check what is to be generated. `options` are fields of Request and of SamplingConfig.
 
-        The reply ends before the first text of `stop`, one or several. `logit_bias` is added to the
-        logits of tokens, -100 to 100; with `n_logprobs` pieces and results have log-probabilities,
-        of each token and of that many of the likeliest ones; `constraint`, made by `constraints`,
-        is the form of the reply; `shown` are control tokens that its text shows; `with_routing`
-        keeps which experts each token uses, `scores_prompt` how likely each of the prompt's was,
-        with as many others as `n_logprobs` says.
+        The reply ends before the first text of `stop`, one or several. `logit_bias` maps tokens to
+        what is added to their logits, -100 to 100; with `n_logprobs` pieces and results have
+        log-probabilities, of each token and of that many of the likeliest ones; `constraint`, made
+        by `constraints`, is the form of the reply; `shown` are control tokens that its text shows;
+        `with_routing` keeps which experts each token uses, `scores_prompt` how likely each of the
+        prompt's was, with as many others as `n_logprobs` says.
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
+        names = {item.name for item in fields(Request)} - {"tokens", "sampling"}
+        asked = {name: options.pop(name) for name in names & options.keys()}
         sampling = _with_options(SamplingConfig, sampling, options)
-        check_max_tokens(max_tokens)
-        check_flag("ignore_eos", ignore_eos)
-        check_flag("with_routing", with_routing)
-        check_flag("scores_prompt", scores_prompt)
-        stops = stop_texts(stop)
-        check_n_logprobs(n_logprobs)
-        check_kind("constraint", constraint, Constraint | None, "see LLM.constraints")
-        check_kind("shown", shown, Set, "give a set of token ids")
-        if constraint is not None and constraint.tokenizer is not self.tokenizer:
-            raise UsageError(
-                "the constraint was made for another model", "make it by this LLM's `constraints`"
-            )
-        if with_routing and self.spec.experts is None:
-            raise UsageError("the model has no experts", "leave return_routed_experts out")
-        biases = checked_biases({} if logit_bias is None else logit_bias, self.spec.n_vocab)
-        tokens = tuple(self._prompt_tokens(prompt))
-        return Request(
-            tokens,
-            sampling,
-            max_tokens,
-            stops,
-            ignore_eos,
-            biases,
-            n_logprobs,
-            constraint,
-            shown,
-            with_routing,
-            scores_prompt,
-        )
+        checked = self._checked(asked)
+        return Request(tuple(self._prompt_tokens(prompt)), sampling, **checked)
 
     def stream(
         self,
@@ -402,6 +363,26 @@ class LLM(Closing):
                 records.write(self._report(), self.engine.history())
         finally:
             self.engine.close()
+
+    def _checked(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Check options of a request; returns them in the form that it keeps."""
+        constraint, biases = asked.get("constraint"), asked.get("logit_bias")
+        check_max_tokens(asked.get("max_tokens"))
+        for name in ("ignore_eos", "with_routing", "scores_prompt"):
+            check_flag(name, asked.get(name, False))
+        check_n_logprobs(asked.get("n_logprobs"))
+        check_kind("constraint", constraint, Constraint | None, "see LLM.constraints")
+        check_kind("shown", asked.get("shown", frozenset()), Set, "give a set of token ids")
+        if constraint is not None and constraint.tokenizer is not self.tokenizer:
+            raise UsageError(
+                "the constraint was made for another model", "make it by this LLM's `constraints`"
+            )
+        if asked.get("with_routing") and self.spec.experts is None:
+            raise UsageError("the model has no experts", "leave return_routed_experts out")
+        return asked | {
+            "stop": stop_texts(asked.get("stop", ())),
+            "logit_bias": checked_biases({} if biases is None else biases, self.spec.n_vocab),
+        }
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Check a prompt and turn it into ids."""

@@ -27,7 +27,7 @@ from vkmoe.placement.decide import Choosing
 from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds
 from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, mode_question
-from vkmoe.remembered import tuning_for
+from vkmoe.placement.remembered import tuning_for
 from vkmoe.weights.placer import Progress
 
 __all__ = ["choose_mode", "first_layers", "measure_modes"]
@@ -137,12 +137,12 @@ def measure_modes(
     assert tokens and question.close
     text = [tokens[index % len(tokens)] for index in range(N_CONTEXT)]
     with ExitStack() as running:
-        arms: dict[ModeName, _Arm] = {}
+        arms: dict[ModeName, _ModeArm] = {}
         for mode, candidate in question.close.items():
             asked = _config_of(mode, candidate.plan, config, model.spec)
             part = first_layers(open_model(model.file.path), N_LAYERS)
             try:
-                arms[mode] = running.enter_context(_Arm(Engine(part, asked, progress), text))
+                arms[mode] = running.enter_context(_ModeArm(Engine(part, asked, progress), text))
             except GpuError as error:
                 log.info("mode %s cannot be measured: %s", mode, str(error))
         _rounds(arms, WARM_ROUNDS, WARM_SECONDS)
@@ -156,7 +156,7 @@ def _ratio(seconds: Sequence[float], predicted: float) -> float:
 
 
 def _rounds(
-    arms: Mapping[ModeName, _Arm], at_least_and_most: tuple[int, int], seconds: float
+    arms: Mapping[ModeName, _ModeArm], at_least_and_most: tuple[int, int], seconds: float
 ) -> dict[ModeName, list[float]]:
     """Let each mode decode some tokens in turns; return its seconds of a token in each."""
     least, most = at_least_and_most
@@ -205,7 +205,7 @@ def _config_of(
     )
 
 
-class _Arm(Closing):
+class _ModeArm(Closing):
     """Decodes a text in one mode; owns the engine. `predicted` are the seconds of a token."""
 
     def __init__(self, engine: Engine, text: Sequence[int]) -> None:

@@ -27,6 +27,8 @@ __all__ = [
     "parse_ids",
     "parse_margin",
     "parse_size",
+    "penalty",
+    "share",
 ]
 
 
@@ -42,11 +44,10 @@ def option(
     metavar: str | None = None,
     check: Callable[[str], object] | None = None,
 ) -> Any:
-    """Declare a dataclass field that is also a command-line option.
+    """Declare a dataclass field that is also a command-line option, `--field-name`.
 
-    `flags` default to `--field-name`; a switch that can be turned off is "--on/--off". `minimum`
-    and `maximum` are inclusive. `metavar` stands for the value in help texts. `check` reads a text
-    and raises UsageError where it is malformed.
+    `flags` are others that it has besides. `minimum` and `maximum` are inclusive. `metavar` stands
+    for the value in help texts. `check` reads a text and raises UsageError where it is malformed.
     """
     metadata = {
         "help": help, "flags": flags, "minimum": minimum, "maximum": maximum,
@@ -55,10 +56,25 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def share(default: float, help: str) -> Any:
+    """Declare an option from 0 to 1."""
+    return option(default, help, minimum=0, maximum=1)
+
+
+def penalty(default: float, help: str) -> Any:
+    """Declare an option that is subtracted from logits."""
+    return option(default, help, minimum=-100, maximum=100)
+
+
 def flags_of(item: Field[Any]) -> tuple[str, ...]:
-    """List the flags of the option that a field declares."""
-    flags: tuple[str, ...] = item.metadata["flags"]
-    return flags or ("--" + item.name.replace("_", "-"),)
+    """List the flags of the option that a field declares, a short one first.
+
+    A switch that is neither on nor off by default is "--on/--no-on".
+    """
+    words, others = item.name.replace("_", "-"), item.metadata["flags"]
+    own = f"--{words}/--no-{words}" if item.type == "bool | None" else f"--{words}"
+    short = [flag for flag in others if not flag.startswith("--")]
+    return (*short, own, *(flag for flag in others if flag not in short))
 
 
 def environment_name(field_name: str) -> str:

@@ -19,15 +19,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(rewrite(model_path("moe_plain"), target, of_types(UNEVEN)))
 
 
-def test_info_lists_each_type_its_bytes_and_seconds(run: Run, model: str) -> None:
+def test_info_lists_each_type_and_its_bytes(run: Run, model: str) -> None:
     """Experts apart; and what it takes is in the plan."""
     done = run("info", model)
     assert done.code == 0, done.err
     lines = [line for line in done.out.splitlines() if line.startswith("converted ")]
     assert len(lines) == 6
     seen = re.compile(
-        r"converted     2 tensors( of experts)? from [QF]\S+ to Q8_0, [\d.]+ -> [\d.]+ MiB, "
-        r"about 1 s"
+        r"converted     2 tensors( of experts)? from [QF]\S+ to Q8_0, [\d.]+ -> [\d.]+ MiB"
     )
     assert sum(bool(seen.fullmatch(line)) for line in lines) == 5, lines
     assert sum(line.startswith("converted     1 tensor from Q5_0 to Q8_0, ") for line in lines) == 1
@@ -42,7 +41,5 @@ def test_generate_says_it_on_stderr_unless_quiet(run: Run, model: str) -> None:
     asked = ("generate", model, "-p", "a", "--max-tokens", "1", "--ctx-size", "16")
     told = [line for line in run(*asked).err.splitlines() if "convert" in line]
     assert len(told) == 1
-    assert re.fullmatch(
-        r"converting 2 tensors of F64 to Q8_0, .* KiB -> .* KiB, about 1 s", told[0]
-    )
+    assert re.fullmatch(r"converting 2 tensors of F64 to Q8_0, .* KiB -> .* KiB", told[0])
     assert "convert" not in run(*asked, "--quiet").err

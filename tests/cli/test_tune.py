@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from vkmoe import remembered
 from vkmoe.choices import TuningSource
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.kernels.launches import Launch
 from vkmoe.llm import LLM
-from vkmoe.remembered import recall
+from vkmoe.placement import remembered
+from vkmoe.placement.remembered import recall
 from vkmoe.selftest import launches as launch_choice
 from vkmoe.selftest import matrices as launch_cases
 from vkmoe.selftest.matrices import MatrixWork, largest_of_each_class, works_of

@@ -27,8 +27,8 @@ from tests.docs.documents import (
     shown_outputs,
 )
 from tests.needs import need_cpu
-from vkmoe import remembered
 from vkmoe.cli import main
+from vkmoe.placement import remembered
 
 DEMO_MODEL = ROOT / "vkmoe" / "data" / "demo.gguf"
 GPT_OSS = ROOT / "tests" / "fixtures" / "models" / "gptoss_mxfp4.gguf"

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "vkmoe"
 
 # Each layer may import from the layers above it and from its own folder, never from its neighbours.
 LAYERS = (
-    ("batch", "choices", "closing", "errors", "interrupts", "typed_json"),
+    ("batch", "choices", "closing", "errors", "interrupts"),
     ("kv_types", "modes", "option_fields"),
     ("config", "facts"),
     ("quants",),
@@ -24,7 +24,7 @@ LAYERS = (
     ("cpu",),
     ("devices",),
     ("kernels", "experts"),
-    ("models", "remembered"),
+    ("models",),
     ("weights",),
     ("execute", "placement", "generate"),
     ("engine",),

@@ -85,9 +85,7 @@ def test_what_is_converted_is_told_before_it_begins(
     assert kinds == {(kind, "Q8_0") for kind in UNEVEN.values()}
     assert set(told) == {1}, "before the first byte"
     assert caplog.messages[0].startswith("converting 2 tensors of F64 to Q8_0, 2 of Q4_1 to Q8_0, ")
-    assert caplog.messages[0].endswith(
-        "about 1 s; experts again each time they are read from the file"
-    )
+    assert caplog.messages[0].endswith("B; experts again each time they are read from the file")
 
 
 @pytest.mark.usefixtures("nothing_left")

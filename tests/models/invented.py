@@ -27,7 +27,7 @@ from vkmoe.kv_types import both
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.weights import (
     AttentionWeights,
-    Block,
+    BlockWeights,
     FeedForwardWeights,
     LatentWeights,
     LayerWeights,
@@ -158,15 +158,15 @@ def layer(memory: Memory, types: Types, spec: LayerSpec, rope_table: int = 0) ->
 def feed_forward(memory: Memory, types: Types, spec: FeedForward) -> FeedForwardWeights:
     if isinstance(spec, DenseSpec):
         shape = span(types, spec.width, biased=spec.bias)
-        block = Block(shape, memory.take(shape.span_bytes))
+        block = BlockWeights(shape, memory.take(shape.span_bytes))
         return FeedForwardWeights(memory.take(4 * WIDTH), block)
     shape = span(types, spec.width, biased=spec.biases)
     homes = spec.n_experts * shape.span_bytes
-    block = Block(shape, ranges=(memory_range(memory.take(homes), homes),))
+    block = BlockWeights(shape, ranges=(memory_range(memory.take(homes), homes),))
     shared = None
     if spec.shared_width:
         shared_shape = span(types, spec.shared_width)
-        shared = Block(shared_shape, memory.take(shared_shape.span_bytes))
+        shared = BlockWeights(shared_shape, memory.take(shared_shape.span_bytes))
     return FeedForwardWeights(
         gain=memory.take(4 * WIDTH),
         block=block,

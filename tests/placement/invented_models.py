@@ -18,7 +18,7 @@ from vkmoe.facts import (
     RopeSpec,
     WeightBytes,
 )
-from vkmoe.models.program_sizes import Scratch
+from vkmoe.models.program_sizes import TokenBuffers
 from vkmoe.modes import Cache, ExpertMode
 from vkmoe.placement.decide import explained
 from vkmoe.placement.forecast.cost import predict, token_bytes
@@ -38,7 +38,7 @@ DENSE = ModelSpec(
     norm_eps=1e-6, tied_embeddings=False, layers=(LayerSpec(ATTENTION, DenseSpec(0)),) * N_LAYERS,
 )  # fmt: skip
 SPEC = of_layers(DENSE, ATTENTION, *[ExpertSpec(N_EXPERTS, N_USED, 768)] * N_LAYERS)
-SCRATCH = Scratch(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000, logits=(6000,),
+SCRATCH = TokenBuffers(tensors=(MIB,) * 2 + (100,) * 10, params=64, results=6000, logits=(6000,),
                   rows=512)  # fmt: skip
 
 
@@ -54,7 +54,7 @@ MIXED = expert_bytes(2_500_096, 3_442_176)  # as much, in two sizes in turn
 
 def plan(
     config: EngineConfig, spec: ModelSpec, device: DeviceInfo, weights: WeightBytes,
-    scratch: Scratch, ram: int, speeds: Speeds | None = None,
+    scratch: TokenBuffers, ram: int, speeds: Speeds | None = None,
 ) -> MemoryPlan:  # fmt: skip
     """The plan that is predicted to be fastest, at these speeds or those typical of the device."""
     machine = machine_of(device, speeds or Speeds(), ram)

@@ -20,7 +20,7 @@ from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.forecast.device_profiles import DeviceProfile, known_profiles, read_profile
 from vkmoe.placement.forecast.speeds import Speeds
 from vkmoe.placement.memory import device_budget
-from vkmoe.typed_json import plain
+from vkmoe.placement.typed_json import plain
 
 PROFILES = ("8gb-nobar", "navi31", "rtx3060-12gb", "uma-32gb")
 QWEN3 = "qwen3-30b-a3b"

@@ -14,11 +14,10 @@ import pytest
 from tests.gpu.invented import GIB, LAVAPIPE
 from tests.needs import need_cpu
 from tools.pipelines import Described
-from vkmoe import remembered
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info
 from vkmoe.facts import DeviceInfo
-from vkmoe.placement import mode_choice
+from vkmoe.placement import mode_choice, remembered
 from vkmoe.placement.decide import Candidate, Choosing, Decision, decide
 from vkmoe.placement.forecast.device_profiles import read_profile
 from vkmoe.placement.forecast.speeds import Speeds

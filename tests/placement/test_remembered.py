@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.gpu.invented import AMD
-from vkmoe import remembered
 from vkmoe.facts import DeviceInfo
 from vkmoe.kernels.launches import KernelClass, Launch, kernel_class
 from vkmoe.kernels.tuning import choose_tuning
-from vkmoe.remembered import (
+from vkmoe.placement import remembered
+from vkmoe.placement.remembered import (
     Measured,
     Recalled,
     forget,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.gpu.invented import DEVICES
 from vkmoe.facts import DeviceInfo
-from vkmoe.typed_json import plain, typed
+from vkmoe.placement.typed_json import plain, typed
 
 
 class Part(NamedTuple):

@@ -22,7 +22,7 @@ from vkmoe.kernels.launches import KernelClass, Launch, kernel_class
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
-from vkmoe.remembered import Measured
+from vkmoe.placement.remembered import Measured
 from vkmoe.selftest import launches as launch_choice
 from vkmoe.selftest.launches import _Tuner, candidates, choose, measure_launches
 from vkmoe.selftest.matrices import (

@@ -31,7 +31,7 @@ from vkmoe.kernels.inputs import compared_types
 from vkmoe.kernels.shapes import TINY, KernelShapes
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import open_model
-from vkmoe.remembered import tuning_for
+from vkmoe.placement.remembered import tuning_for
 from vkmoe.selftest.suite import compiled_variants, variants_of
 
 __all__ = ["KernelChoice", "run"]

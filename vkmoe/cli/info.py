@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vkmoe.gguf_file import GgufFile
     from vkmoe.models import ModelFile
     from vkmoe.models.tensors import ModelTensors
-    from vkmoe.remembered import Recalled
+    from vkmoe.placement.remembered import Recalled
 
 __all__ = ["info", "spec_lines", "type_lines"]
 
@@ -81,13 +81,13 @@ def _file_lines(file: GgufFile) -> list[str]:
 
 def _conversion_lines(tensors: ModelTensors) -> list[str]:
     """List what has a type without kernels, and what loading makes of it."""
-    from vkmoe.weights.sizes import conversions, expected_seconds, in_time
+    from vkmoe.weights.sizes import conversions
 
     return [
         f"converted     {item.n_tensors} tensor{'s' * (item.n_tensors > 1)}"
         f"{' of experts' * item.of_experts} from "
         f"{item.file_type} to {item.loaded_type}, {item.file_bytes / _MIB:,.1f} -> "
-        f"{item.loaded_bytes / _MIB:,.1f} MiB, about {in_time(expected_seconds([item]))}"
+        f"{item.loaded_bytes / _MIB:,.1f} MiB"
         for item in conversions(tensors)
     ]
 
@@ -118,7 +118,7 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     from vkmoe.placement.decide import Choosing, decide
     from vkmoe.placement.forecast.measured import recall_speeds
     from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
-    from vkmoe.remembered import Recalled, recall, with_measured
+    from vkmoe.placement.remembered import Recalled, recall, with_measured
 
     try:
         device = choose_device(list_devices(), config.device)

@@ -105,7 +105,7 @@ def _machine(name: str | None, engine: EngineConfig, model: Path) -> _Machine:
     from vkmoe.devices import open_device
     from vkmoe.placement.forecast.device_profiles import DeviceProfile, read_profile
     from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds
-    from vkmoe.remembered import tuning_for
+    from vkmoe.placement.remembered import tuning_for
 
     if name is not None:
         return _Machine(read_profile(name))

@@ -169,7 +169,7 @@ class CpuDevice(Device):
         self.finish()
 
 
-class Memory:
+class CpuBytes:
     """Holds bytes that programs reach by name, or by address: a buffer, or a tensor of words."""
 
     mapped, memory_type = True, 0
@@ -223,7 +223,7 @@ class Kernel(NamedTuple):
     """Names what a dispatch runs, and the tensors it is bound to."""
 
     command: Dispatch
-    tensors: dict[str, Memory]
+    tensors: dict[str, CpuBytes]
 
 
 class Recorder:
@@ -249,7 +249,7 @@ class Recorder:
         self._waits = True
 
     def copy(
-        self, source: Memory, source_offset: int, target: Memory, target_offset: int, size: int
+        self, source: CpuBytes, source_offset: int, target: CpuBytes, target_offset: int, size: int
     ) -> None:
         """Append a copy of bytes."""
         found = source.bytes[source_offset : source_offset + size]
@@ -257,7 +257,7 @@ class Recorder:
         self._recording.copy(found, place, self._waits)
         self._waits = False
 
-    def fill(self, target: Memory, offset: int, size: int, word: int) -> None:
+    def fill(self, target: CpuBytes, offset: int, size: int, word: int) -> None:
         """Append the filling of whole words with one."""
         place = target.words[offset // 4 : (offset + size) // 4]
         self._recording.fill(place, word, self._waits)
@@ -319,11 +319,11 @@ class _Native:
     def has_timestamps(self, queue: str = "compute") -> bool:
         return queue == "compute"
 
-    def buffer(self, size: int, memory_type: int, name: str = "") -> Memory:
-        return Memory(self, size, name)
+    def buffer(self, size: int, memory_type: int, name: str = "") -> CpuBytes:
+        return CpuBytes(self, size, name)
 
-    def tensor(self, n_words: int, name: str = "") -> Memory:
-        return Memory(self, 4 * n_words, name)
+    def tensor(self, n_words: int, name: str = "") -> CpuBytes:
+        return CpuBytes(self, 4 * n_words, name)
 
     def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> Recorder:
         return Recorder(self)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from vkmoe.closing import Closing
 from vkmoe.gguf_file.disk import PositionedFile, map_file
-from vkmoe.gguf_file.header import Part, TensorInfo, Value, refuse, shown
+from vkmoe.gguf_file.header import GgufPart, TensorInfo, Value, refuse, shown
 
 __all__ = ["GgufFile", "open_gguf"]
 
@@ -35,11 +35,11 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     Raises ModelFileError, with one clear line, for any file that is not sound.
     """
     given = Path(path)
-    first = Part(map_file(given))
+    first = GgufPart(map_file(given))
     paths = _part_paths(first)
     if len(paths) == 1:
         return GgufFile(given, [first])
-    parts = [Part(map_file(path), index) for index, path in enumerate(paths)]
+    parts = [GgufPart(map_file(path), index) for index, path in enumerate(paths)]
     for index, part in enumerate(parts):
         stated, number = part.integer("split.count"), part.integer("split.no")
         if (stated, number) != (len(parts), index):
@@ -55,13 +55,13 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 class GgufFile(Closing):
     """Reads an open model. Use it in a `with`, or call `close`; views of tensors outlive both."""
 
-    def __init__(self, path: Path, parts: list[Part]) -> None:
+    def __init__(self, path: Path, parts: list[GgufPart]) -> None:
         self.path = path
         self.version = parts[0].version
         self.paths = tuple(part.path for part in parts)
         self.metadata: Mapping[str, Value] = parts[0]
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_merged(parts))
-        self._parts: list[Part] | None = parts
+        self._parts: list[GgufPart] | None = parts
 
     def close(self) -> None:
         """Let go of the file.  Each mapping is undone when the last view of its tensors is gone."""
@@ -144,7 +144,7 @@ class GgufFile(Closing):
         found = self._open_parts()[0].describe(key)
         self.refuse(f"metadata key {shown(key)} should be {wanted} but is {found}")
 
-    def _open_parts(self) -> list[Part]:
+    def _open_parts(self) -> list[GgufPart]:
         assert self._parts is not None, f"{self.path} is closed"
         return self._parts
 
@@ -152,7 +152,7 @@ class GgufFile(Closing):
         return self._open_parts()[tensor.part].buffer
 
 
-def _merged(parts: list[Part]) -> dict[str, TensorInfo]:
+def _merged(parts: list[GgufPart]) -> dict[str, TensorInfo]:
     """Merge all parts' tensors by name; refuse a name that comes twice or a wrong total."""
     tensors: dict[str, TensorInfo] = {}
     for part in parts:
@@ -172,7 +172,7 @@ _NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 _PARTS_HINT = "keep all parts in one directory under their original names"
 
 
-def _part_paths(part: Part) -> list[Path]:
+def _part_paths(part: GgufPart) -> list[Path]:
     """List the files of the model that `part`, any one of them, belongs to, first part first.
 
     Raises ModelFileError if the name and the metadata disagree or a part is missing.

@@ -22,7 +22,7 @@ from vkmoe.errors import ModelFileError
 from vkmoe.gguf_file.disk import MappedFile
 from vkmoe.quants.types import BY_ID, QuantType
 
-__all__ = ["Part", "TensorInfo", "Value", "refuse", "shown"]
+__all__ = ["GgufPart", "TensorInfo", "Value", "refuse", "shown"]
 
 _Numbers: TypeAlias = npt.NDArray[np.generic]
 _ArrayValue: TypeAlias = "_Numbers | list[str] | list[_ArrayValue]"
@@ -61,7 +61,7 @@ class TensorInfo(NamedTuple):
         return math.prod(self.shape)
 
 
-class Part(Mapping[str, Value]):
+class GgufPart(Mapping[str, Value]):
     """Shows the metadata of one mapped file; a value is parsed each time it is asked for.
 
     Scalars are int, float, bool or str; arrays are NumPy arrays of numbers, lists of str, or lists

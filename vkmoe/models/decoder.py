@@ -35,7 +35,7 @@ class _Append(Protocol):
     def __call__(self, op: OpContext, *, norm: NormInput, leaves: NormOutput) -> int: ...
 
 
-class _Part(NamedTuple):
+class _Stage(NamedTuple):
     """Describes a part of a layer, with the gain of the norm before it."""
 
     layer: int
@@ -124,13 +124,13 @@ class Decoder:
         program.mark("finish")
         finish(program, self.workspace.params, self.workspace.log)
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[_Stage]:
         """List what adds to the hidden state, in order: the parts of one layer after another."""
         spec, space = self.spec, self.workspace
         feed_forward = FeedForwardBlock(spec, space, self.weights, self.mode)
         for index, layer in enumerate(self.weights.layers):
-            yield _Part(index, layer.mixer.gain, self._mixer(index).append)
-            yield _Part(index, layer.feed_forward.gain, partial(feed_forward.append, index=index))
+            yield _Stage(index, layer.mixer.gain, self._mixer(index).append)
+            yield _Stage(index, layer.feed_forward.gain, partial(feed_forward.append, index=index))
 
     def _mixer(self, index: int) -> AttentionBlock:
         block = MIXERS[type(self.spec.layers[index].mixer)]

@@ -42,7 +42,7 @@ from vkmoe.kernels.prompt_experts.operations import (
     expert_tiles,
 )
 from vkmoe.kernels.router.operations import Landing, RouterTensors, router_topk
-from vkmoe.models.weights import Block, FeedForwardWeights, ModelWeights
+from vkmoe.models.weights import BlockWeights, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.modes import RESIDENT, ExpertMode
 
@@ -107,14 +107,7 @@ class FeedForwardBlock:
         rms_norm(norm, space.hidden, space.gained, self.spec.width, layer.gain, self.spec.norm_eps)
         x, params = row_parts(space.gained), space.params
         if layer.router is None:
-            block = TiledExperts(
-                layer.block.shape, params, layer.block.ranges, span=layer.block.span
-            )
-            expert_matmul_gate_up(op.named("gate/up"), block, x, space.act, activation)
-            down, bias = _down_matrix(layer.block)
-            act = RowParts(space.act, down.n_columns)
-            hidden = row_parts(space.hidden)
-            matmul_residual(op.named("down"), down, act, hidden, params, bias=bias)
+            self._append_dense(op, layer.block, activation)
             return
         moe_layer, tiles = self.weights.moe_layers.index(index), prompt.routed
         assert tiles is not None and prompt.expert_out is not None, op.label
@@ -138,6 +131,16 @@ class FeedForwardBlock:
             combine_rows(combined, tiles, out, space.hidden, width, shared, on_cpu, picks)
         if on_cpu:
             self._join(op, NormOutput(space.hidden, space.gained, space.norm_partials, gain=0))
+
+    def _append_dense(self, op: OpContext, block: BlockWeights, activation: Activation) -> None:
+        """Append hidden += a block without experts, for rows of prompts."""
+        space, x, hidden = self.space, row_parts(self.space.gained), row_parts(self.space.hidden)
+        matrices = TiledExperts(block.shape, space.params, block.ranges, span=block.span)
+        expert_matmul_gate_up(op.named("gate/up"), matrices, x, space.act, activation)
+        down = block.shape.down
+        matrix = Matrix(down.type, block.down, down.n_rows, down.n_columns, down.row_bytes)
+        act = RowParts(space.act, down.n_columns)
+        matmul_residual(op.named("down"), matrix, act, hidden, space.params, bias=block.down_bias)
 
     def _hand_over(self, op: OpContext, layer: FeedForwardWeights, moe_layer: int) -> None:
         """Append the choice for rows to decode, and hand it over with their normed state."""
@@ -167,7 +170,7 @@ class FeedForwardBlock:
     def _append_routed(
         self,
         op: OpContext,
-        block: Block,
+        block: BlockWeights,
         tiles: PairTiles,
         moe_layer: int,
         activation: Activation,
@@ -237,7 +240,7 @@ class FeedForwardBlock:
             selection_bias=layer.selection_bias,
         )
 
-    def _gather(self, op: OpContext, block: Block, moe_layer: int) -> ExpertBlock:
+    def _gather(self, op: OpContext, block: BlockWeights, moe_layer: int) -> ExpertBlock:
         """Return the chosen experts as they are read, gathered first if misses are served so.
 
         Where the CPU computes some of them, the others come first.
@@ -290,10 +293,3 @@ def _router_matrices(layer: FeedForwardWeights) -> tuple[Matrix, ...]:
     assert router is not None
     assert gate is None or not layer.router_bias, "biases are for the routed experts alone"
     return (router, gate) if gate else (router,)
-
-
-def _down_matrix(block: Block) -> tuple[Matrix, int]:
-    """Return the last matrix of a block that stays in place, and the address of its biases."""
-    down = block.shape.down
-    matrix = Matrix(down.type, block.down, down.n_rows, down.n_columns, down.row_bytes)
-    return matrix, block.down_bias

@@ -19,7 +19,7 @@ from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kern
 
 __all__ = [
     "DEFAULT_CTX_SIZE",
-    "Scratch",
+    "TokenBuffers",
     "cache_bytes",
     "chunks_to_try",
     "context_size",
@@ -123,7 +123,7 @@ def workspace_of(
 
 
 @dataclass(frozen=True)
-class Scratch:
+class TokenBuffers:
     """Counts the bytes of the small buffers of a token."""
 
     tensors: tuple[int, ...]  # of the workspace, each an allocation of its own
@@ -137,7 +137,7 @@ class Scratch:
     of_cpu: int = 0  # its own tensors
 
     @classmethod
-    def of(cls, workspace: Workspace, cpu: CpuTensors | None) -> Scratch:
+    def of(cls, workspace: Workspace, cpu: CpuTensors | None) -> TokenBuffers:
         """Count those of a workspace, and of what the CPU works on if it computes experts."""
         return cls(
             tensors=tuple(tensor.n_bytes for tensor in workspace.tensors),

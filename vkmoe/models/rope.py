@@ -31,13 +31,11 @@ def read_rope(
     metadata: Metadata,
     head_dim: int,
     style: Literal["neox", "normal"] = "neox",
-    *,
     truncate: bool = True,
 ) -> RopeSpec:
-    """Read the rotary embedding of heads that are `head_dim` wide.
+    """Read the rotary embedding of heads that are `head_dim` wide. Raises ModelFileError.
 
     `truncate`: whether yarn's ramp begins and ends at whole pairs, which files do not state.
-    Raises ModelFileError.
     """
     dim = metadata.size("rope.dimension_count", head_dim, largest=head_dim)
     if dim % 2:
@@ -64,12 +62,11 @@ def read_rope(
         return _yarn(metadata, replace(rope, factors=factors))
     if (given := rope.attention_factor) not in (None, 1.0):
         metadata.refuse("rope.scaling.attn_factor", given, "not known without yarn or longrope")
+    if kind not in ("none", "linear"):
+        metadata.refuse("rope.scaling.type", shown(kind), "not none, linear, yarn or longrope")
     plain = RopeSpec(dim, rope.base, style, factors=factors)
-    if kind == "none" or (kind == "linear" and rope.factor == 1):
-        return plain
-    if kind == "linear":
-        return replace(plain, scaling="linear", factor=rope.factor)
-    metadata.refuse("rope.scaling.type", shown(kind), "vkmoe knows none, linear, yarn and longrope")
+    is_linear = kind == "linear" and rope.factor != 1
+    return replace(plain, scaling="linear", factor=rope.factor) if is_linear else plain
 
 
 def _attention_factor(metadata: Metadata) -> float | None:

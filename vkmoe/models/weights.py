@@ -13,7 +13,7 @@ from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
 
 __all__ = [
     "AttentionWeights",
-    "Block",
+    "BlockWeights",
     "CpuWeights",
     "FeedForwardWeights",
     "LatentWeights",
@@ -24,7 +24,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockWeights:
     """Describes a feed-forward block at `span`, or experts, to which the expert table leads."""
 
     shape: ExpertShape
@@ -102,11 +102,11 @@ class FeedForwardWeights:
     """Holds the weights of a feed-forward part: a block alone, or experts behind a router."""
 
     gain: int
-    block: Block
+    block: BlockWeights
     router: Matrix | None = None  # None: `block` is the one there is
     router_bias: int = 0
     selection_bias: int = 0
-    shared: Block | None = None  # the expert that every token uses
+    shared: BlockWeights | None = None  # the expert that every token uses
     shared_gate: Matrix | None = None  # it weighs `shared`; None: by 1
 
 
@@ -126,7 +126,7 @@ class LayerWeights:
     def trunk_bytes(self) -> int:
         """Count the bytes of the matrices and blocks that every token reads."""
         parts = (*vars(self.mixer).values(), *vars(self.feed_forward).values())
-        return sum(weights.n_bytes for weights in parts if isinstance(weights, Matrix | Block))
+        return sum(part.n_bytes for part in parts if isinstance(part, Matrix | BlockWeights))
 
     @property
     def span_bytes(self) -> int:
@@ -165,7 +165,7 @@ class CpuWeights:
     The table has no address for experts that the GPU computes.
     """
 
-    blocks: Mapping[int, Block]
+    blocks: Mapping[int, BlockWeights]
     table: ExpertTable
 
 

@@ -142,17 +142,12 @@ class Workspace:
         shares: bool = False,
     ) -> None:
         """Describe them; `shares`: another device computes experts, which takes one more."""
-        experts = spec.experts
-        router = router_shape(spec) if experts else None
-        n_used = experts.n_used if experts else 1
-        n_rows, n_decoded = sizes.most, sizes.decode[-1]
+        n_rows = sizes.most
         n_logits = max(n for n in FEW_ROWS if n <= max(n_rows, 1))
         # One partial per workgroup of whichever producer has most.
         n_partials = max(
             -(-spec.width // tuning.fewest_rows), -(-spec.width // (32 * tuning.workgroup_size))
         )
-        latents = [mixer for mixer in spec.mixers if isinstance(mixer, LatentSpec)]
-        n_words = max(item.split.partials_words(item.shape) for item in attention.values())
         self.attention = attention
         self.row_sizes: dict[Phase, tuple[int, ...]] = {
             "decode": sizes.decode,
@@ -162,27 +157,37 @@ class Workspace:
         self.hidden = _rows("hidden", spec.width, n_rows)
         self.gained = _rows("gained", spec.width, n_rows)
         self.norm_partials = _rows("norm_partials", n_partials, n_rows)
-        self.qkv = _rows("qkv", max(mixer.qkv_width for mixer in spec.mixers), n_rows)
-        self.latent = LatentWorkspace(latents, n_rows) if latents else None
-        self.attention_partials = _rows("attention_partials", n_words, n_decoded)
-        width = max(mixer.attended_width for mixer in spec.mixers)
-        self.attended = _rows("attended", width, n_rows)
-        self.router_logits = _rows("router_logits", router.n_logits if router else 1, n_rows)
-        self.routing = _rows("routing", routing_words(router) if router else 4, n_rows)
-        width = max(_act_words(layer.feed_forward) for layer in spec.layers)
-        self.act = _rows("act", width, n_rows)
-        # Rows that go to another device, and what comes back.
-        self.exchanged = _rows("exchanged", spec.width, n_rows) if shares else None
-        shared_width = experts.shared_width if experts else 0
-        self.shared_act = _rows("shared_act", shared_width, n_rows) if shared_width else None
+        self._describe_attention(spec, sizes)
+        self._describe_feed_forward(spec, n_rows, shares)
         self.prompt = None
         if sizes.prompt:
             self.prompt = PromptWorkspace(spec, tuning, self.routing, self.params, n_rows)
         self.logits = _rows("logits", spec.n_vocab, n_logits)
         self.candidate_lists = _rows("candidate_lists", list_words(tuning, spec.n_vocab), n_logits)
         self.candidates = _rows("candidates", CANDIDATE_WORDS, n_logits)
+        n_used = spec.experts.n_used if spec.experts else 1
         self._log = RoutingLog(len(spec.moe_layers), n_used, n_rows)
         self.log = self._log.tensor
+
+    def _describe_attention(self, spec: ModelSpec, sizes: RowSizes) -> None:
+        n_rows, latents = sizes.most, [x for x in spec.mixers if isinstance(x, LatentSpec)]
+        n_words = max(item.split.partials_words(item.shape) for item in self.attention.values())
+        self.qkv = _rows("qkv", max(mixer.qkv_width for mixer in spec.mixers), n_rows)
+        self.latent = LatentWorkspace(latents, n_rows) if latents else None
+        self.attention_partials = _rows("attention_partials", n_words, sizes.decode[-1])
+        width = max(mixer.attended_width for mixer in spec.mixers)
+        self.attended = _rows("attended", width, n_rows)
+
+    def _describe_feed_forward(self, spec: ModelSpec, n_rows: int, shares: bool) -> None:
+        router = router_shape(spec) if spec.experts else None
+        self.router_logits = _rows("router_logits", router.n_logits if router else 1, n_rows)
+        self.routing = _rows("routing", routing_words(router) if router else 4, n_rows)
+        width = max(_act_words(layer.feed_forward) for layer in spec.layers)
+        self.act = _rows("act", width, n_rows)
+        # Rows that go to another device, and what comes back.
+        self.exchanged = _rows("exchanged", spec.width, n_rows) if shares else None
+        shared_width = spec.experts.shared_width if spec.experts else 0
+        self.shared_act = _rows("shared_act", shared_width, n_rows) if shared_width else None
 
     def routing_log(self, n_rows: int) -> RoutingLog:
         """Lay out the log of a program with so many rows."""

@@ -38,7 +38,7 @@ from vkmoe.models import ModelFile
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.program_sizes import (
     LEAST_CTX_SIZE,
-    Scratch,
+    TokenBuffers,
     chunks_to_try,
     context_size,
     workspace_of,
@@ -288,8 +288,8 @@ def _planned(config: EngineConfig, given: _Given) -> list[tuple[MemoryPlan, Prog
         for shares in by_cpu:
             try:
                 programs = _programs(config, given, n_rows, shares)
-                weights, scratch = programs.weights, Scratch.of(programs.workspace, programs.cpu)
-                made = plans(config, spec, device, weights, scratch, free, choosing.curve)
+                scratch = TokenBuffers.of(programs.workspace, programs.cpu)
+                made = plans(config, spec, device, programs.weights, scratch, free, choosing.curve)
                 found += [(each, programs) for each in made]
             except (OutOfMemoryError, UsageError) as refusal:
                 error = refusal if not shares or asked else error

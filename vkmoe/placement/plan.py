@@ -33,7 +33,7 @@ from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.kernels.handover.operations import HANDED, JOINED
 from vkmoe.models.program_sizes import (
     DEFAULT_CTX_SIZE,
-    Scratch,
+    TokenBuffers,
     cache_bytes,
     context_size,
     kv_types,
@@ -59,7 +59,7 @@ def plans(
     spec: ModelSpec,
     device: DeviceInfo,
     weights: WeightBytes,
-    scratch: Scratch,
+    scratch: TokenBuffers,
     available_host_bytes: int,
     curve: HitCurve = MEAN_CURVE,
 ) -> list[MemoryPlan]:
@@ -102,7 +102,7 @@ class _Planner:
     spec: ModelSpec
     device: DeviceInfo
     weights: WeightBytes
-    scratch: Scratch
+    scratch: TokenBuffers
     host_bytes: int  # that are free
 
     def expert_room(self, curve: HitCurve) -> ExpertRoom:

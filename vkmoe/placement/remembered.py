@@ -28,8 +28,8 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, MatvecFamily
 from vkmoe.kernels.tuning import Tuning, choose_tuning
+from vkmoe.placement.typed_json import plain, typed
 from vkmoe.quants import HAS_KERNEL
-from vkmoe.typed_json import plain, typed
 
 __all__ = [
     "Measured",

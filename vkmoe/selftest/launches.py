@@ -19,7 +19,7 @@ from vkmoe.kernels.families import FAMILIES
 from vkmoe.kernels.family import Setting, launched
 from vkmoe.kernels.launches import KEEPING, KernelClass, Launch
 from vkmoe.kernels.tuning import Tuning, choose_tuning
-from vkmoe.remembered import Measured
+from vkmoe.placement.remembered import Measured
 from vkmoe.selftest.matrices import MatrixWork
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from vkmoe.kernels.family import MIXED_TYPE, Family, Setting, Trial, Variant, fo
 from vkmoe.kernels.inputs import compared_types
 from vkmoe.kernels.launches import KEEPING, MatvecFamily
 from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
-from vkmoe.remembered import tuning_for
+from vkmoe.placement.remembered import tuning_for
 
 __all__ = ["Case", "compiled_variants", "run", "run_variant", "runnable", "variants_of"]
 

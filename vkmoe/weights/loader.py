@@ -10,10 +10,11 @@ owns their slots, and fills them with `LoadedWeights.fill`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -23,8 +24,9 @@ from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
 from vkmoe.cpu.device import CpuDevice
 from vkmoe.experts.store.copies import Copy
-from vkmoe.experts.store.table import ExpertTable, table_shape
+from vkmoe.experts.store.table import ExpertTable, TableShape, table_shape
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.gguf_file import GgufFile
 from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
@@ -35,7 +37,7 @@ from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
 from vkmoe.models.weights import (
     AttentionWeights,
-    Block,
+    BlockWeights,
     CpuWeights,
     FeedForwardWeights,
     LatentWeights,
@@ -100,26 +102,19 @@ def load_weights(
     cpu: CpuDevice | None = None,
     too_large: bool = False,
 ) -> LoadedWeights:
-    """Place and copy all weights; the table leads to the experts' homes, and is not published.
+    """Place and copy all weights; with a host pool smaller than the model, all but the experts.
 
-    With a host pool smaller than the model, all but the experts. Where the plan has the CPU compute
-    some, `cpu` reads these where the file is mapped, and the table has none of them. What is mapped
-    is read ahead, unless it is `too_large` for the memory there is. Raises GpuErrors such as
-    OutOfMemoryError, and ModelFileError if the file was replaced meanwhile, with all freed. Logs
-    what will be converted.
+    The table leads to the experts' homes, and is not published. What the plan has the CPU compute,
+    `cpu` reads where the file is mapped, and the table has none of it. What is mapped is read
+    ahead, unless it is `too_large` for the memory there is. Raises GpuErrors, and ModelFileError if
+    the file was replaced meanwhile, with all freed.
     """
     file, few = model.file, plan.host_slots != ()
-    if line := conversion_line(conversions(model.tensors), plan):
+    if line := conversion_line(conversions(model.tensors), few):
         log.info("%s", line)
     progressing = Progressing(_bytes_to_place(device.info, model, plan), progress)
-
-    def placer(on: Device, trunk: Arena) -> Placer:
-        if on.info.layout == "planes":
-            return Placer(file, on, trunk, progressing)
-        return MappedPlacer(file, on, trunk, progressing, too_large)
-
     with ExitStack() as memory:  # kept unless something fails
-        enter, shape, by_cpu = memory.enter_context, table_shape(model.spec), None
+        enter, shape = memory.enter_context, table_shape(model.spec)
 
         def arena(intent: Intent, name: BufferName) -> Arena:
             return enter(closing(Arena(device, intent, name, plan.layout(name))))
@@ -129,20 +124,44 @@ def load_weights(
         table = enter(ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing))
         reads = few or isinstance(plan.mode, Hybrid)
         reader = enter(SpanReader(file, model.tensors)) if reads else None
-        with placer(device, trunk) as main, ExitStack() as beside:
-            if cpu is not None:
-                spans = [DESCRIPTOR_BYTES] * (plan.cpu_layers * shape.n_experts)
-                layout = lay_out_spans(cpu.info, spans)
-                parts = enter(closing(Arena(cpu, "host", "experts", layout)))
-                found = enter(ExpertTable(cpu, shape.n_layers, shape.n_experts))
-                by_cpu = _Experts(beside.enter_context(placer(cpu, parts)), parts, found)
-            experts = None if few else _Experts(main, homes, table)
-            loader = _Loader(main, on_host, plan, experts, by_cpu)
+        with ExitStack() as placers:
+            placing = partial(_placing, placers, file, progressing, too_large)
+            main = placing(device, trunk)
+            by_cpu = _homes_beside(cpu, plan, shape, memory, placing) if cpu else None
+            loader = _Loader(on_host, plan, _ExpertHomes(main, homes, table), by_cpu)
             weights = loader.load(model.spec, model.tensors, table.range)
         if reader is not None and few:
             reader.drop_pages()
         of_cpu, kept = loader.cpu_weights(), memory.pop_all()
     return LoadedWeights(weights, table, loader.homes, progressing, reader, of_cpu, kept)
+
+
+def _placing(
+    placers: ExitStack,
+    file: GgufFile,
+    progressing: Progressing,
+    too_large: bool,
+    on: Device,
+    trunk: Arena,
+) -> Placer:
+    """Enter what places weights as the kernels of a device read them."""
+    if on.info.layout == "planes":
+        return placers.enter_context(Placer(file, on, trunk, progressing))
+    return placers.enter_context(MappedPlacer(file, on, trunk, progressing, too_large))
+
+
+def _homes_beside(
+    cpu: CpuDevice,
+    plan: MemoryPlan,
+    shape: TableShape,
+    memory: ExitStack,
+    placing: Callable[[Device, Arena], Placer],
+) -> _ExpertHomes:
+    """Take the memory for the addresses of the experts that the CPU computes, and their table."""
+    layout = lay_out_spans(cpu.info, [DESCRIPTOR_BYTES] * (plan.cpu_layers * shape.n_experts))
+    parts = memory.enter_context(closing(Arena(cpu, "host", "experts", layout)))
+    table = memory.enter_context(ExpertTable(cpu, shape.n_layers, shape.n_experts))
+    return _ExpertHomes(placing(cpu, parts), parts, table)
 
 
 def _bytes_to_place(device: DeviceInfo, model: ModelFile, plan: MemoryPlan) -> int:
@@ -161,37 +180,34 @@ def _bytes_to_place(device: DeviceInfo, model: ModelFile, plan: MemoryPlan) -> i
     return sizes.trunk + by_cpu + sum(on_device)
 
 
-class _Experts(NamedTuple):
+class _ExpertHomes(NamedTuple):
     """Says by what experts are placed, where, and which table leads to them."""
 
     placer: Placer
     arena: Arena
     table: ExpertTable
 
-    def place(self, layer: int, experts: FeedForwardTensors) -> tuple[Block, list[Placement]]:
+    def place(
+        self, layer: int, experts: FeedForwardTensors
+    ) -> tuple[BlockWeights, list[Placement]]:
         """Place the experts of a MoE layer."""
         spans, shape = self.placer.spans(experts, self.arena), self.placer.shape(experts)
         for expert, span in enumerate(spans):
             self.table.set(layer, expert, span.address)
-        return Block(shape, ranges=_merged(spans, shape.span_bytes)), spans
+        return BlockWeights(shape, ranges=_merged(spans, shape.span_bytes)), spans
 
 
 class _Loader:
     """Places the tensors of a model in the order of `ModelTensors.trunk`."""
 
     def __init__(
-        self,
-        placer: Placer,
-        on_host: Arena,
-        plan: MemoryPlan,
-        experts: _Experts | None,
-        by_cpu: _Experts | None,
+        self, on_host: Arena, plan: MemoryPlan, experts: _ExpertHomes, by_cpu: _ExpertHomes | None
     ) -> None:
-        """Begin with nothing placed; without a place for `experts` they stay in the file."""
-        self._placer, self._on_host, self._plan = placer, on_host, plan
+        """Begin with nothing placed; with a small host pool experts stay in the file."""
+        self._placer, self._on_host, self._plan = experts.placer, on_host, plan
         self._experts, self._by_cpu = experts, by_cpu
         self.homes: list[list[Placement]] = []
-        self._cpu_blocks: dict[int, Block] = {}
+        self._cpu_blocks: dict[int, BlockWeights] = {}
 
     def load(self, spec: ModelSpec, tensors: ModelTensors, table: Range) -> ModelWeights:
         """Place all that the plan has no other place for."""
@@ -231,16 +247,16 @@ class _Loader:
         mixer = layer.mixer_weights(**self._placed(layer.mixer))
         return mixer, FeedForwardWeights(block=block, **self._placed(layer.feed_forward))
 
-    def _expert_block(self, experts: FeedForwardTensors) -> Block:
+    def _expert_block(self, experts: FeedForwardTensors) -> BlockWeights:
         """Place the homes of a layer's experts, or find them for the CPU; or leave them."""
         shape, layer = self._placer.shape(experts), len(self.homes)
         if self._by_cpu is not None and layer < self._plan.cpu_layers:
             block, _ = self._by_cpu.place(layer, experts)
             self._cpu_blocks[layer] = replace(block, on_cpu=True)
             self.homes.append([])
-            return Block(shape, on_cpu=True)
-        if self._experts is None:
-            return Block(shape)
+            return BlockWeights(shape, on_cpu=True)
+        if self._plan.host_slots:
+            return BlockWeights(shape)
         block, spans = self._experts.place(layer, experts)
         self.homes.append(spans)
         return block

@@ -26,7 +26,7 @@ from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES, ExpertShape
 from vkmoe.kernels.matvec.operations import Matrix
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector
-from vkmoe.models.weights import Block
+from vkmoe.models.weights import BlockWeights
 from vkmoe.quants import TYPES, decode, device_row_bytes, lay_out
 from vkmoe.quants.types import Bytes
 from vkmoe.weights.mapped import kept_type, mapped_shape
@@ -56,7 +56,7 @@ class Progressing:
         checkpoint()
 
 
-class _Rows(NamedTuple):
+class _Piece(NamedTuple):
     """Describes rows of the file, uint8 [n, row_bytes], and where they go."""
 
     data: Bytes
@@ -64,7 +64,7 @@ class _Rows(NamedTuple):
     start: int  # of the first, in the place's buffer
 
 
-class _Kind(NamedTuple):
+class _RowKind(NamedTuple):
     """Says what rows are in the file and on the device."""
 
     file_type: str
@@ -100,7 +100,7 @@ class Placer(Closing):
         self._pool.shutdown(cancel_futures=True)
         self._transfer.close()
 
-    def weights(self, tensor: TrunkTensor) -> Matrix | Block | int:
+    def weights(self, tensor: TrunkTensor) -> Matrix | BlockWeights | int:
         """Place what every token reads."""
         if isinstance(tensor, FileMatrix):
             return self.matrix(tensor)
@@ -108,7 +108,8 @@ class Placer(Closing):
 
     def matrix(self, tensor: FileMatrix) -> Matrix:
         """Place all rows of a matrix."""
-        kind, rows = _Kind(tensor.data_type, tensor.type, tensor.n_columns), tensor.data(self._file)
+        kind = _RowKind(tensor.data_type, tensor.type, tensor.n_columns)
+        rows = tensor.data(self._file)
         place = self.trunk.place(len(rows) * kind.row_bytes)
         self._copy(kind, self._pieces(kind, rows, place, 0))
         self._file.drop_pages(tensor.tensor.name)
@@ -124,10 +125,10 @@ class Placer(Closing):
         self._transfer.write(place.buffer, place.offset, data)
         return place.address
 
-    def block(self, block: FeedForwardTensors) -> Block:
+    def block(self, block: FeedForwardTensors) -> BlockWeights:
         """Place the span of a block that every token uses."""
         (span,) = self.spans(block, self.trunk)
-        return Block(self.shape(block), span.address)
+        return BlockWeights(self.shape(block), span.address)
 
     def shape(self, block: FeedForwardTensors) -> ExpertShape:
         """Say how kernels find the parts of a span."""
@@ -138,9 +139,9 @@ class Placer(Closing):
         span_bytes = expert_shape(block).span_bytes
         spans = [arena.place(span_bytes) for _ in range(block.n_experts)]
         for source, matrix in span_parts(block):
-            kind = _Kind(source.type, matrix.type, source.n_columns)
+            kind = _RowKind(source.type, matrix.type, source.n_columns)
             parts = [self._rows(part, source.n_columns) for part in source.parts]
-            pieces: list[_Rows] = []
+            pieces: list[_Piece] = []
             for expert, span in enumerate(spans):
                 part, first = source.of_expert(expert)
                 rows = parts[part][first : first + source.n_rows]
@@ -154,15 +155,15 @@ class Placer(Closing):
         """View the file's bytes as [rows, row bytes]."""
         return self._file.data(tensor.name).reshape(tensor.n_weights // n_columns, -1)
 
-    def _pieces(self, kind: _Kind, rows: Bytes, place: Placement, offset: int) -> list[_Rows]:
+    def _pieces(self, kind: _RowKind, rows: Bytes, place: Placement, offset: int) -> list[_Piece]:
         """Cut rows that go behind one another, from `offset` in `place` on, into pieces."""
         start, step = place.offset + offset, kind.piece_rows
         return [
-            _Rows(rows[first : first + step], place, start + first * kind.row_bytes)
+            _Piece(rows[first : first + step], place, start + first * kind.row_bytes)
             for first in range(0, len(rows), step)
         ]
 
-    def _copy(self, kind: _Kind, pieces: Sequence[_Rows]) -> None:
+    def _copy(self, kind: _RowKind, pieces: Sequence[_Piece]) -> None:
         """Lay rows out where they go, or, where that is not mapped, on their way."""
         for piece, laid_out in self._laid_out(kind, pieces):
             if laid_out is not None:
@@ -170,15 +171,15 @@ class Placer(Closing):
             self._progressing.add(len(piece.data) * kind.row_bytes)
 
     def _laid_out(
-        self, kind: _Kind, pieces: Sequence[_Rows]
-    ) -> Iterator[tuple[_Rows, Bytes | None]]:
+        self, kind: _RowKind, pieces: Sequence[_Piece]
+    ) -> Iterator[tuple[_Piece, Bytes | None]]:
         """Yield each piece, in order, when a thread is done with it.
 
         With it come its bytes if they are not where they belong. The threads are few pieces ahead,
         so that these take little memory.
         """
 
-        def work(piece: _Rows) -> Bytes | None:
+        def work(piece: _Piece) -> Bytes | None:
             rows, place, out = piece.data, piece.place.buffer, None
             if place.mapped:
                 out = place.view()[piece.start : piece.start + len(rows) * kind.row_bytes]
@@ -186,7 +187,7 @@ class Placer(Closing):
             laid_out = lay_out(kind.file_type, kind.type, rows, kind.n_columns, out)
             return laid_out if out is None else None
 
-        ahead: deque[tuple[_Rows, Future[Bytes | None]]] = deque()
+        ahead: deque[tuple[_Piece, Future[Bytes | None]]] = deque()
         for piece in pieces:
             if len(ahead) == N_AHEAD:
                 done, future = ahead.popleft()
@@ -228,12 +229,12 @@ class MappedPlacer(Placer):
             return self._reach("F32", "F32", tensor.data(self._file))
         return self._reach("F32", "F32", self._file.data(one.name))
 
-    def block(self, block: FeedForwardTensors) -> Block:
+    def block(self, block: FeedForwardTensors) -> BlockWeights:
         """Find the parts of a block that every token uses."""
         (span,) = self.spans(block, self.trunk)
         addresses = span.buffer.view()[span.offset : span.offset + DESCRIPTOR_BYTES]
         parts = tuple(addresses.view(np.uint64).tolist())
-        return Block(self.shape(block), span.address, parts=parts)
+        return BlockWeights(self.shape(block), span.address, parts=parts)
 
     def shape(self, block: FeedForwardTensors) -> ExpertShape:
         return mapped_shape(block)

@@ -1,38 +1,31 @@
 """Counts the bytes of a model's weights in device layout, lays out an expert's span, and says what
-is converted while a model loads, and how long that takes, which a short trial finds out.
+is converted while a model loads.
 
-All but the trial is from shapes and types alone, so that a plan can be made without a device. A
-trace of the routing states the sizes of experts: its header is made here too. Which types become
-which, and how, is the subject of quants/convert.py.
+All is from shapes and types alone, so that a plan can be made without a device. A trace of the
+routing states the sizes of experts: its header is made here too. Which types become which, and how,
+is the subject of quants/convert.py.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from vkmoe.experts.records.trace import TraceHeader
-from vkmoe.facts import Conversion, MemoryPlan, ModelSpec, WeightBytes, in_mib
+from vkmoe.facts import Conversion, ModelSpec, WeightBytes, in_mib
 from vkmoe.gpu.arena import round_up
 from vkmoe.kernels.experts.operations import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
-from vkmoe.quants import TYPES, device_row_bytes, lay_out, loaded_type
+from vkmoe.quants import TYPES, device_row_bytes, loaded_type
 
 __all__ = [
     "CONVERTING_BYTES",
     "N_THREADS",
     "conversion_line",
     "conversions",
-    "expected_seconds",
     "expert_shape",
     "growth_words",
-    "in_time",
     "span_parts",
     "trace_header",
     "weight_bytes",
@@ -42,7 +35,6 @@ N_THREADS = 4  # that lay out, convert or read rows while a model loads
 # What converting takes besides the weights: of each thread the rows it works on, as float32 and
 # in what decoding makes of them, and converted rows on their way to memory that is not mapped.
 CONVERTING_BYTES = 24 << 20
-SAMPLE_COLUMNS, SAMPLE_ROWS = 2048, 64  # of the trial, for each thread
 
 # ----- in device layout -----
 
@@ -152,13 +144,13 @@ def _joined(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def conversion_line(found: Sequence[Conversion], plan: MemoryPlan) -> str:
-    """Say in a line what is converted to what, bytes and expected seconds; empty for nothing."""
+def conversion_line(found: Sequence[Conversion], few_homes: bool) -> str:
+    """Say in a line what is converted to what, and how many bytes that gives; empty for nothing.
+
+    With `few_homes` experts are read from the file more than once.
+    """
     if not found:
         return ""
-    n_slots, n_experts = sum(plan.host_slots), plan.sizing.n_total if plan.sizing else 0
-    again = n_slots > 0 and any(item.of_experts for item in found)
-    seconds = expected_seconds(found, n_slots / max(1, n_experts) if again else 1.0)
     n_tensors: Counter[tuple[str, str]] = Counter()
     for item in found:
         n_tensors[item.file_type, item.loaded_type] += item.n_tensors
@@ -167,49 +159,8 @@ def conversion_line(found: Sequence[Conversion], plan: MemoryPlan) -> str:
     counts[0] = counts[0].replace(" of", f" {word} of", 1)  # once is enough
     file_bytes = sum(item.file_bytes for item in found)
     loaded_bytes = sum(item.loaded_bytes for item in found)
+    again = few_homes and any(item.of_experts for item in found)
     return (
-        f"converting {_joined(counts)}: {in_mib(file_bytes)} -> {in_mib(loaded_bytes)}, "
-        f"about {in_time(seconds)}"
-        + ("; experts again each time they are read from the file" if again else "")
+        f"converting {_joined(counts)}: {in_mib(file_bytes)} -> {in_mib(loaded_bytes)}"
+        + "; experts again each time they are read from the file" * again
     )
-
-
-# ----- how long that takes -----
-
-
-def expected_seconds(found: Iterable[Conversion], expert_share: float = 1.0) -> float:
-    """Estimate the seconds that converting will take, by a short trial of each type.
-
-    `expert_share` of the routed experts are converted. Reading the file is not included.
-    """
-    return sum(
-        item.n_weights
-        * (expert_share if item.of_experts else 1)
-        / _weights_per_second(item.file_type, item.loaded_type)
-        for item in found
-    )
-
-
-def in_time(seconds: float) -> str:
-    """Write a time for people: whole seconds, minutes or hours, and at least a second."""
-    if seconds < 100:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{round(seconds / 3600):,} h"
-
-
-@cache
-def _weights_per_second(file_type: str, kind: str) -> float:
-    """Measure the speed of all threads together."""
-    target = kind if kind != "F16" else "F32"  # of which only the rounding differs
-    shape = SAMPLE_ROWS, TYPES[file_type].row_bytes(SAMPLE_COLUMNS)
-    sample = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-
-    def convert(_: int) -> None:
-        lay_out(file_type, target, sample, SAMPLE_COLUMNS)
-
-    convert(0)  # what is done once only
-    with ThreadPoolExecutor(N_THREADS) as threads:
-        began = time.perf_counter()
-        list(threads.map(convert, range(N_THREADS)))
-    n_weights = N_THREADS * SAMPLE_ROWS * SAMPLE_COLUMNS
-    return n_weights / max(time.perf_counter() - began, 1e-9)

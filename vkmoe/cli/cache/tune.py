@@ -16,7 +16,7 @@ from vkmoe.errors import UsageError, VkmoeError
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
     from vkmoe.gpu.device import Device
-    from vkmoe.remembered import Measured
+    from vkmoe.placement.remembered import Measured
     from vkmoe.selftest.matrices import Works
 
 __all__ = ["tune", "tuning_lines"]
@@ -51,7 +51,7 @@ def tune(
     each kernel is launched in one way.
     """
     from vkmoe.devices import open_device
-    from vkmoe.remembered import forget as delete
+    from vkmoe.placement.remembered import forget as delete
 
     if again and forget:
         raise UsageError("--again and --forget contradict each other", "give one of them")
@@ -69,7 +69,7 @@ def tune(
 
 def _tune(device: Device, works: Works, again: bool) -> None:
     """Measure what is not known yet, remember it and print all. Raises VkmoeError."""
-    from vkmoe.remembered import recall
+    from vkmoe.placement.remembered import recall
 
     info = device.info
     recalled = recall(info)
@@ -120,7 +120,7 @@ def _measured(device: Device, todo: Works) -> list[Measured | None]:
 
 def _remembered(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
     """Write what was measured. Raises VkmoeError."""
-    from vkmoe.remembered import remember, remembered_path
+    from vkmoe.placement.remembered import remember, remembered_path
 
     try:
         return remember(device, measured)

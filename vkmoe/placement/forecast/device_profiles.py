@@ -20,7 +20,7 @@ from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Intent, memory_type_candidates
 from vkmoe.placement.forecast.speeds import TYPICAL, Speeds
-from vkmoe.typed_json import typed
+from vkmoe.placement.typed_json import typed
 
 __all__ = ["DeviceProfile", "known_profiles", "read_profile"]
 

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from vkmoe import remembered
 from vkmoe.batch import TokenBatch
 from vkmoe.choices import ModeName, TuningSource
 from vkmoe.cpu.device import n_cores
@@ -44,6 +43,7 @@ from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.memory.operations import LandingMemory, gather
 from vkmoe.kernels.router.operations import RoutingLog
 from vkmoe.kernels.tuning import choose_tuning
+from vkmoe.placement import remembered
 from vkmoe.placement.forecast.speeds import Speeds
 
 __all__ = [
