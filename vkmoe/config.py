@@ -279,6 +279,7 @@ class EngineConfig:
         None,
         "How many experts of each layer the device holds; instead of --expert-cache. "
         "Default: as many as fit.",
+        "--expert-slots",
         "--moe-expert-cache-size",
         minimum=1,
     )
@@ -415,26 +416,32 @@ class EngineConfig:
             return "resident"
         return "cpu" if self.cpu_moe or self.n_cpu_moe is not None else self.expert_mode
 
+    def written(self, name: str) -> str:
+        """Write an option as on the command line; empty where it has its default."""
+        value, (item,) = getattr(self, name), (x for x in fields(self) if x.name == name)
+        if value == item.default:
+            return ""
+        flag = long_flag(flags_of(item), value)
+        return flag if isinstance(value, bool) else f"{flag} {str(value).strip()}"
+
     @property
     def mode_option(self) -> str:
         """Write the option that says so, as on the command line; empty where none does."""
         if self.n_cpu_moe is not None:
-            return f"--n-cpu-moe {self.n_cpu_moe}"
+            return self.written("n_cpu_moe")
         if self.cpu_moe is not None and (self.cpu_moe or self.expert_mode == "auto"):
-            return "--cpu-moe" if self.cpu_moe else "--no-cpu-moe"
-        return "" if self.expert_mode == "auto" else f"--expert-mode {self.expert_mode}"
+            return self.written("cpu_moe")
+        return self.written("expert_mode")
 
     @property
     def slots_option(self) -> str:
         """Write the option that says how many experts have a slot; empty where none does."""
-        if self.expert_slots is not None:
-            return f"--expert-slots {self.expert_slots}"
-        return "" if self.expert_cache is None else f"--expert-cache {self.expert_cache.strip()}"
+        return self.written("expert_slots") or self.written("expert_cache")
 
     @property
     def pool_option(self) -> str:
         """Write the option that says how large the host pool is; empty where it was not given."""
-        return "" if self.host_pool is None else f"--host-pool {self.host_pool.strip()}"
+        return self.written("host_pool")
 
 
 # ----- what makes a config wrong -----
@@ -457,18 +464,13 @@ def _check_mode(config: EngineConfig) -> None:
     asked, cpu_moe = config.mode_option, config.cpu_moe
     if config.n_cpu_moe is not None:
         if cpu_moe is not None:
-            raise _contradiction(asked, "--cpu-moe" if cpu_moe else "--no-cpu-moe")
+            raise _contradiction(asked, config.written("cpu_moe"))
         cpu_moe = True
     if mode_contradicts(config.expert_mode, cpu_moe):
-        raise _contradiction(
-            asked if cpu_moe else "--no-cpu-moe", f"--expert-mode {config.expert_mode}"
-        )
-    known = {item.name: item for item in fields(config)}
+        first = asked if cpu_moe else config.written("cpu_moe")
+        raise _contradiction(first, config.written("expert_mode"))
     for name in OF_OTHER_MODES.get(config.mode, ()):
-        value = getattr(config, name)
-        if value not in (known[name].default, False):
-            flag = long_flag(flags_of(known[name]), value)
-            text = flag if isinstance(value, bool) else f"{flag} {str(value).strip()}"
+        if getattr(config, name) is not False and (text := config.written(name)):
             raise _contradiction(text, asked)
 
 

@@ -44,10 +44,11 @@ def option(
     metavar: str | None = None,
     check: Callable[[str], object] | None = None,
 ) -> Any:
-    """Declare a dataclass field that is also a command-line option, `--field-name`.
+    """Declare a dataclass field that is also a command-line option.
 
-    `flags` are others that it has besides. `minimum` and `maximum` are inclusive. `metavar` stands
-    for the value in help texts. `check` reads a text and raises UsageError where it is malformed.
+    Without a long one among `flags`, `--field-name` is one besides. `minimum` and `maximum` are
+    inclusive. `metavar` stands for the value in help texts. `check` reads a text and raises
+    UsageError where it is malformed.
     """
     metadata = {
         "help": help, "flags": flags, "minimum": minimum, "maximum": maximum,
@@ -71,10 +72,10 @@ def flags_of(item: Field[Any]) -> tuple[str, ...]:
 
     A switch that is neither on nor off by default is "--on/--no-on".
     """
-    words, others = item.name.replace("_", "-"), item.metadata["flags"]
+    words, given = item.name.replace("_", "-"), item.metadata["flags"]
     own = f"--{words}/--no-{words}" if item.type == "bool | None" else f"--{words}"
-    short = [flag for flag in others if not flag.startswith("--")]
-    return (*short, own, *(flag for flag in others if flag not in short))
+    has_long = any(flag.startswith("--") for flag in given)
+    return (*given,) if has_long else (*given, own)
 
 
 def environment_name(field_name: str) -> str:
