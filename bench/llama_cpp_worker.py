@@ -1,4 +1,4 @@
-"""llama.cpp's side of bench/speed.py and perplexity.py, where llama-cpp-python is.
+"""llama.cpp's side of bench/speed.py, where llama-cpp-python is.
 
 Speaks the protocol of decode_worker.py; imports nothing of vkmoe. All layers are offloaded; which
 device that means is up to GGML_VK_VISIBLE_DEVICES, which bench/worker.py sets.
@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import llama_cpp  # type: ignore[import-not-found, unused-ignore]
@@ -23,7 +22,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("model")
     parser.add_argument("--ctx", type=int, required=True)
-    parser.add_argument("--all-logits", action="store_true", help="keep those of every token")
     options = parser.parse_args()
     llama = llama_cpp.Llama(
         options.model,
@@ -31,7 +29,6 @@ def main() -> None:
         n_gpu_layers=-1,
         n_batch=options.ctx,
         n_threads=os.cpu_count(),
-        logits_all=options.all_logits,
         verbose=True,
     )
     offloads = llama_cpp.llama_supports_gpu_offload()
@@ -47,8 +44,6 @@ def main() -> None:
 
 
 def _answer(llama: Any, request: dict[str, Any]) -> dict[str, Any]:
-    if request["do"] == "perplexity":
-        return _perplexity(llama, Path(request["text"]).read_bytes(), request["window"])
     llama.reset()
     started = time.perf_counter()
     llama.eval(request["prompt"])
@@ -59,23 +54,6 @@ def _answer(llama: Any, request: dict[str, Any]) -> dict[str, Any]:
         np.save(request["out"], _logits(llama))
         return {}
     return _decode(llama, request["tokens"])
-
-
-def _perplexity(llama: Any, text: bytes, window: int) -> dict[str, Any]:
-    """What `llama-perplexity` adds up (tools/perplexity/perplexity.cpp), a mean for each window."""
-    tokens, first = llama.tokenize(text, add_bos=True, special=False), window // 2
-    means = []
-    for start in range(0, len(tokens) - window + 1, window):
-        chunk = tokens[start : start + window]
-        if llama_cpp.llama_vocab_get_add_bos(llama_cpp.llama_model_get_vocab(llama.model)):
-            chunk[0] = llama.token_bos()
-        llama.reset()
-        llama.eval(chunk)
-        logits = llama.scores[first : window - 1].astype(np.float64)
-        top = logits.max(axis=1)
-        sums = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
-        means.append(float((sums - logits[np.arange(len(logits)), chunk[first + 1 :]]).mean()))
-    return {"tokens": len(tokens), "means": means}
 
 
 def _decode(llama: Any, n_tokens: int) -> dict[str, Any]:

@@ -86,11 +86,6 @@ class Worker(Closing):
         """Decode these tokens, and return what plans_worker.py answers."""
         return self._ask({"do": "turn", "tokens": list(tokens)})
 
-    def perplexity(self, text: Path, window: int) -> tuple[int, list[float]]:
-        """The tokens of a text, and the mean of minus the logs of probabilities of each window."""
-        answer = self._ask({"do": "perplexity", "text": str(text), "window": window})
-        return answer["tokens"], answer["means"]
-
     def log_lines(self, *words: str) -> list[str]:
         """Lines of the worker's stderr that hold one of the words."""
         self._log.seek(0)
@@ -135,11 +130,11 @@ def own_worker(model: Path, context: int, *options: str) -> Worker:
     return Worker(VKMOE, [*command, "--ctx", str(context), *options], os.environ, ROOT)
 
 
-def rival_worker(python: str, model: Path, context: int, device: str = "", *options: str) -> Worker:
-    """Start llama.cpp with a model on a Vulkan device, or on the CPU."""
+def rival_worker(python: str, model: Path, context: int, device: str) -> Worker:
+    """Start llama.cpp with a model on a Vulkan device."""
     command = [python, str(ROOT / "bench" / "llama_cpp_worker.py"), str(model.resolve())]
     environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": device}
-    return Worker(LLAMA, [*command, "--ctx", str(context), *options], environment, ROOT)
+    return Worker(LLAMA, [*command, "--ctx", str(context)], environment, ROOT)
 
 
 def some_tokens(n: int) -> list[int]:

@@ -159,28 +159,6 @@ def test_plans(cache: list[str]) -> None:
 
 
 @pytest.mark.full
-def test_perplexity(tmp_path: Path) -> None:
-    """Against vkmoe itself token by token; prompts differ from that by rounding."""
-    text = tmp_path / "text.py"
-    text.write_text("for line in lines:\n    found.append(line)\n" * 9)
-    few = ["--llama-python", sys.executable, "-f", str(text), "--window", "24"]
-    results = document("perplexity", *few, PYTHONPATH=STUBBED)["results"]
-    assert results["n_windows"] > 2 and results["n_tokens"] == 11 * results["n_windows"]
-    assert results["ratio"] == pytest.approx(1, abs=1e-3) and results["within_limit"]
-    assert results["perplexity"]["vkmoe"] == pytest.approx(
-        results["perplexity"]["llama.cpp"] * results["ratio"]
-    )
-    other = run("perplexity", *few, PYTHONPATH=STUBBED, STUB_OTHER_TOKENS="1")
-    assert other.returncode == 1 and "tokens here" in other.stderr
-    assert "Traceback" not in other.stderr and "ratio" not in other.stdout
-
-
-def test_perplexity_names_a_text_that_is_not_there() -> None:
-    done = run("perplexity", "--llama-python", sys.executable, "-f", "/nowhere")
-    assert done.returncode == 1 and "/nowhere" in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.full
 def test_prompt_link(tmp_path: Path) -> None:
     """An arm has its seconds on the device as it is, and then also how busy the link is."""
     few = ["--cache", str(tmp_path), "--lengths", "40", "--ubatch-size", "64", "--repeats", "1"]
