@@ -10,8 +10,6 @@ import numpy as np
 from vkmoe.bench.measure import MIN_REPEATS, Summary, resamples, summarise
 from vkmoe.errors import VkmoeError
 
-__all__ = ["Arms", "UnfairRatioError", "take_turns"]
-
 
 class UnfairRatioError(VkmoeError):
     """Refuses a ratio of measurements that do not allow one."""

@@ -15,8 +15,6 @@ from vkmoe.bench.measure import MIN_REPEATS, document
 from vkmoe.errors import VkmoeError
 from vkmoe.gpu.device import VULKAN
 
-__all__ = ["command_line", "finish", "run_main"]
-
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

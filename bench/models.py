@@ -14,14 +14,6 @@ from typing import Any
 
 from tools.make_synthetic_model import MIXES, PRESETS, Preset, write_shape
 
-__all__ = [
-    "add_model_options",
-    "chosen_model",
-    "custom_model",
-    "default_cache",
-    "shape_of",
-]
-
 DEFAULT_PRESET, DEFAULT_LAYERS, DEFAULT_TYPES = "olmoe-1b-7b", 4, "q4_k_m"
 
 

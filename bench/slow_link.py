@@ -32,8 +32,6 @@ from vkmoe.gpu.transfer import Readback
 from vkmoe.kernels.matmul.operations import TILE_HEADER_WORDS
 from vkmoe.kernels.memory.operations import UNIT_BYTES
 
-__all__ = ["SlowLink", "SlowPrompts", "SlowUploads", "throttle"]
-
 # The word of its pushed constants in which a kernel has the number of its round.
 _ROUND_WORDS = {"expert_matmul_gate_up": 10, "expert_matmul_down": 8}
 SLICE_S = 0.001  # what one of those who share the link sends before it is the other's turn

@@ -21,9 +21,6 @@ from numpy.typing import NDArray
 from vkmoe.closing import Closing
 from vkmoe.errors import VkmoeError
 
-__all__ = ["LLAMA", "ROOT", "VKMOE", "Worker", "WorkerError", "own_worker", "rival_worker",
-           "some_tokens"]  # fmt: skip
-
 ROOT = Path(__file__).resolve().parent.parent
 VKMOE, LLAMA = "vkmoe", "llama.cpp"
 

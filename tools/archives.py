@@ -6,8 +6,6 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["unpack"]
-
 
 def unpack(
     archive: tarfile.TarFile, folder: Path, members: Iterable[tarfile.TarInfo] | None = None

@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["KEYRING", "ArchiveError", "fetch", "mirror"]
-
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 

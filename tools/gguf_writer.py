@@ -16,8 +16,6 @@ import numpy.typing as npt
 from vkmoe.gguf_file.header import TensorInfo
 from vkmoe.quants.types import TYPES
 
-__all__ = ["MetadataValue", "describe_tensor", "write_gguf"]
-
 MetadataValue: TypeAlias = "bool | int | float | str | Sequence[str] | Sequence[int]"
 TensorData: TypeAlias = Callable[[TensorInfo], npt.NDArray[np.uint8]]
 

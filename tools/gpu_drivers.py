@@ -24,8 +24,6 @@ from typing import NamedTuple
 
 from tools.debian import ArchiveError, fetch
 
-__all__ = ["CANNOT", "GPUS", "Gpu", "command", "folder", "is_complete", "started", "whole"]
-
 SUITE = "trixie"
 PACKAGES = ("mesa-vulkan-drivers", "mesa-drm-shim", "libvulkan1", "vulkan-validationlayers")
 # Debian's mesa-drm-shim lacks it; drm_shim/build makes it from the same source.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LAYER_NAMES"]
-
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",

@@ -37,8 +37,6 @@ from vkmoe.gpu.kernels import KERNELS
 from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.kv_types import KV_NUMBERS
 
-__all__ = ["COLUMNS", "Compiled", "column", "compile_all", "compiled_for", "spills", "waves"]
-
 ROOT = Path(__file__).resolve().parent.parent
 # What the kept figures depend on, besides driver and SPIR-V.
 COUNTED_BY = (Path(__file__), *sorted((ROOT / "tools" / "assembly").glob("*.py")))

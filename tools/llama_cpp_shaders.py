@@ -13,8 +13,6 @@ from pathlib import Path
 from tools.debian import fetch
 from tools.gpu_drivers import SUITE, started, whole
 
-__all__ = ["SDIST", "SHADERS", "VENDORED", "download_sdist", "fetch_glslc"]
-
 SDIST = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp's
 VENDORED, SHADERS = Path("vendor/llama.cpp"), Path("ggml/src/ggml-vulkan/vulkan-shaders")
 

@@ -24,8 +24,6 @@ from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.decide import Choosing, Decision, decide
 from vkmoe.placement.forecast.device_profiles import read_profile
 
-__all__ = ["MACHINES", "MODELS", "Machine", "opened", "pages", "plan_of"]
-
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by tools/make_plan_table.py -->", "<!-- end of what it makes -->"
 GIB, IN_USE = 1 << 30, 2 << 30

@@ -12,8 +12,6 @@ from typing import Any
 
 from vkmoe.generate.text.byte_level import byte_alphabet
 
-__all__ = ["pair_vocabulary"]
-
 _WORDS = [
     "hello",
     " hello",

@@ -48,8 +48,6 @@ from vkmoe.modes import Cache, ExpertMode, Hybrid, Resident
 from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
 from vkmoe.weights.sizes import expert_shape
 
-__all__ = ["MODELS", "Described", "Pipeline", "pipelines"]
-
 MODELS = tuple(SIZES)
 N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a window
 KEPT, GATHERED = Cache(promotes=True), Cache("gather")

@@ -8,8 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-__all__ = ["difficult_strings", "special_strings"]
-
 _BLANKS = [" ", "\t", "\n", "\r", "\r\n", "\v", "\f"]
 _BLANKS += ["\u00a0", "\u0085", "\u2003", "\u2028", "\u3000"]
 _VISIBLE = """

@@ -11,8 +11,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_LATER", "BatchKind", "Phase", "RunResult", "TokenBatch", "TopLogits"]
-
 MAX_LATER = 1024  # of `TokenBatch.later`: what comes behind them hardly counts any more
 
 Phase = Literal["decode", "prompt"]

@@ -10,22 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-__all__ = [
-    "POLICIES_IN_WORDS",
-    "BufferName",
-    "CopyTiming",
-    "DraftWay",
-    "Executor",
-    "ExpertsIn",
-    "KvType",
-    "Layout",
-    "MissWay",
-    "ModeName",
-    "PolicyName",
-    "SlotSharing",
-    "TuningSource",
-]
-
 Executor = Literal["fused", "stepped"]
 KvType = Literal["f32", "f16", "q8_0"]  # of a KV cache
 Layout = Literal["planes", "file"]  # of rows of weights where kernels read them (quants/layouts.py)

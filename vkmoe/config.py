@@ -37,16 +37,6 @@ from vkmoe.option_fields import (
     share,
 )
 
-__all__ = [
-    "MAX_ROWS",
-    "OF_OTHER_MODES",
-    "EngineConfig",
-    "Pins",
-    "SamplingConfig",
-    "mode_contradicts",
-    "prefetch_contradicts",
-]
-
 MAX_THREADS = 512
 MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
 

@@ -15,8 +15,6 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu import device as gpu
 from vkmoe.gpu.device import VULKAN, Device
 
-__all__ = ["CPU", "choose_device", "list_devices", "open_device", "without_cpu", "without_vulkan"]
-
 CPU = "cpu"  # what --device takes for the CPU itself
 _VARIABLE = "VKMOE_DEVICE"
 

@@ -48,8 +48,6 @@ from vkmoe.placement.remembered import tuning_for
 from vkmoe.weights.loader import load_weights
 from vkmoe.weights.placer import Progress
 
-__all__ = ["Engine"]
-
 log = logging.getLogger("vkmoe")
 
 

@@ -5,20 +5,6 @@ Our own bugs stay plain asserts and ordinary Python exceptions.
 
 from __future__ import annotations
 
-__all__ = [
-    "DeviceLostError",
-    "GpuError",
-    "ModelFileError",
-    "NoDeviceError",
-    "NoDriverError",
-    "OutOfMemoryError",
-    "PromptError",
-    "ServerError",
-    "UnsupportedModelError",
-    "UsageError",
-    "VkmoeError",
-]
-
 
 class VkmoeError(Exception):
     """Describes an error the user can act on: `str(error)` is one line, `hint` says what to try."""

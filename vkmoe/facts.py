@@ -14,33 +14,6 @@ from vkmoe.choices import BufferName, Executor, Layout
 from vkmoe.kv_types import KvTypes, region_bytes
 from vkmoe.modes import ExpertMode
 
-__all__ = [
-    "Activation",
-    "Allocation",
-    "ArenaLayout",
-    "AttentionSpec",
-    "CacheSizing",
-    "Conversion",
-    "DenseSpec",
-    "DeviceInfo",
-    "DeviceLimits",
-    "ExpertSpec",
-    "FeedForward",
-    "Heap",
-    "LatentSpec",
-    "LayerSpec",
-    "MemoryPlan",
-    "MemoryType",
-    "Mixer",
-    "ModelSpec",
-    "RopeSpec",
-    "SizingStatus",
-    "SpanInFile",
-    "SpanRun",
-    "WeightBytes",
-    "in_mib",
-]
-
 # ----- the device -----
 
 

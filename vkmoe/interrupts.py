@@ -20,17 +20,6 @@ from time import monotonic
 from types import FrameType
 from typing import Any, TypeVar
 
-__all__ = [
-    "INTERRUPTED",
-    "SLICE_S",
-    "Handler",
-    "acquired",
-    "at_checkpoints",
-    "checkpoint",
-    "handle",
-    "result_of",
-]
-
 INTERRUPTED = 130  # exit code
 SLICE_S = 0.1  # what waits for something looks this often whether a signal came
 PATIENCE_S = 0.5  # a second Ctrl-C sooner than that is the same wish

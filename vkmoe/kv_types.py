@@ -17,16 +17,6 @@ from typing import NamedTuple
 
 from vkmoe.choices import KvType
 
-__all__ = [
-    "BLOCK_DIMS",
-    "KV_NUMBERS",
-    "NUMBER_BYTES",
-    "KvTypes",
-    "both",
-    "region_bytes",
-    "row_parts",
-]
-
 KV_NUMBERS: dict[KvType, int] = {"f16": 0, "f32": 1, "q8_0": 2}  # as kernels number them
 BLOCK_DIMS = 32  # of q8_0, numbers with a scale of their own
 NUMBER_BYTES: dict[KvType, int] = {"f16": 2, "f32": 4, "q8_0": 1}

@@ -30,8 +30,6 @@ from vkmoe.placement.mode_choice import ModeChoice, ModeQuestion, mode_question
 from vkmoe.placement.remembered import tuning_for
 from vkmoe.weights.placer import Progress
 
-__all__ = ["choose_mode", "first_layers", "measure_modes"]
-
 log = logging.getLogger("vkmoe")
 N_LAYERS = 2  # with experts, that are measured
 N_TOKENS = 4  # of a round

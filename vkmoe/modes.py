@@ -12,17 +12,6 @@ from typing import ClassVar, Literal, NamedTuple
 
 from vkmoe.choices import ExpertsIn, MissWay, ModeName
 
-__all__ = [
-    "RESIDENT",
-    "AtHome",
-    "Cache",
-    "CpuLayers",
-    "ExpertMode",
-    "Hybrid",
-    "Resident",
-    "Unchangeable",
-]
-
 
 class Unchangeable(NamedTuple):
     """Says why nothing can be changed about slots while a model runs, and what to start with."""

@@ -17,21 +17,6 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from vkmoe.errors import UsageError
 
-__all__ = [
-    "check_fields",
-    "environment_name",
-    "flags_of",
-    "long_flag",
-    "option",
-    "parse_breakers",
-    "parse_ids",
-    "parse_margin",
-    "parse_size",
-    "penalty",
-    "share",
-]
-
-
 # ----- what an option says about itself -----
 
 

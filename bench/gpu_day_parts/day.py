@@ -24,8 +24,6 @@ from bench.gpu_day_parts.steps import OK, Day, Record, Step, last_json
 from bench.gpu_day_parts.tables import write_tables
 from tools.archives import unpack
 
-__all__ = ["MODELS", "DayOptions", "PackedError", "Place", "decode_steps", "run"]
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The least memory that a model's file and the experts of a run may take, to keep it in memory.
 MODELS = {"tiny": 1 << 30, "qwen3-30b-a3b": 48 << 30}

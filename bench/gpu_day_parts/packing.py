@@ -28,8 +28,6 @@ from bench.gpu_day_parts.rival import pack_llama_cpp
 from tools.debian import fetch
 from tools.llama_cpp_shaders import SDIST, download_sdist
 
-__all__ = ["PIECES", "LimitError", "Options", "check_size", "pack", "wheel_names"]
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 MB = 10**6
 LIMIT_MB = 60

@@ -20,8 +20,6 @@ from pathlib import Path
 from tools.archives import unpack
 from tools.llama_cpp_shaders import SHADERS, VENDORED, fetch_glslc
 
-__all__ = ["pack_llama_cpp"]
-
 KEPT = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "src",
         "tools/llama-bench", "vendor")  # fmt: skip
 BACKENDS_KEPT = {"ggml-cpu", "ggml-vulkan"}

@@ -18,8 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["OK", "Day", "Record", "Step", "last_json"]
-
 Status = Literal["ok", "failed", "timed out", "skipped"]
 OK: Status = "ok"
 TAIL = 600  # characters of a failed step's output to keep

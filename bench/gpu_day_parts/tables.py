@@ -14,8 +14,6 @@ from typing import Any
 from bench.gpu_day_parts.steps import OK, Record
 from tools.llama_cpp_shaders import SDIST
 
-__all__ = ["document", "markdown", "write_tables"]
-
 TARGET_SHARE = 0.75  # of the copy's bandwidth: less is marked
 ENOUGH_BYTES = 4 << 20  # of a dispatch; in less, its start is most of its time
 OWN, RIVAL, KERNELS = "vkmoe", "llama.cpp", "kernels"  # what the names of steps begin with

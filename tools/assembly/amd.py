@@ -16,8 +16,6 @@ from collections.abc import Iterator
 
 from tools.assembly.flow import Block, Instruction, Jump, Kind, Wait, blocks_of
 
-__all__ = ["read"]
-
 _WIDTH = re.compile(r"(byte|short|dword)(?:x(\d+))?|[biu](\d+)$")
 _WAITS = {"vmcnt": "vector", "lgkmcnt": "scalar", "loadcnt": "vector", "kmcnt": "scalar"}
 _LOAD = re.compile(r"(global|flat|buffer|s|s_buffer)_(?:load|atomic)_(\w+)$")

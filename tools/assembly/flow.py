@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["Block", "Instruction", "Jump", "Loop", "Wait", "blocks_of", "find_loops", "find_path"]
-
 WIDE_BYTES = 8
 _MUST = 1e12  # more than all bytes of a path are worth
 

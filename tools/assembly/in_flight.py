@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from tools.assembly.flow import Block, Instruction, Loop, find_loops, find_path
 
-__all__ = ["loads_in_flight"]
-
 
 def loads_in_flight(blocks: Sequence[Block]) -> int:
     """Count the most loads of weights that are issued and not yet waited for at any time.

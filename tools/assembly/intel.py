@@ -18,8 +18,6 @@ from collections.abc import Iterator
 
 from tools.assembly.flow import Block, Instruction, Jump, Kind, Wait, blocks_of
 
-__all__ = ["read"]
-
 _NAME = re.compile(r"(\(\S+\)\s+)?([a-z][a-z0-9]*)(?:\S*?| \w+)\((\d+)\)")
 _LOAD = re.compile(
     r"(ugm|slm|tgm) MsgDesc: \( (load\w*|store\w*|atomic\w*), \w+, d(\d+)\w*, V(\d+)"

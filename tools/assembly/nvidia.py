@@ -17,8 +17,6 @@ from dataclasses import replace
 
 from tools.assembly.flow import Block, Instruction, Jump, Kind, Wait, blocks_of
 
-__all__ = ["read"]
-
 _BLOCK = re.compile(r"block\S* \d+ (L\d+) ")
 _LINE = re.compile(
     r"^(?P<predicate>@\S+)?\s*(?:(?P<to>\S[^=]*?)\s+= )?\s*(?P<name>[a-z]\S*)"

@@ -13,8 +13,6 @@ import numpy as np
 from tools.quantise.scale_search import fit_range, fit_symmetric
 from vkmoe.quants.types import Bytes, Floats
 
-__all__ = ["half_bytes", "pack_subscales", "quantise_q4_k", "quantise_q5_k", "quantise_q6_k"]
-
 _RANGE_SHIFTS = np.arange(-1.0, 1.01, 0.1, dtype=np.float32)
 _SYMMETRIC_SHIFTS = np.arange(-0.9, 0.91, 0.1, dtype=np.float32)
 _LARGEST_SUBSCALE = 63

@@ -17,8 +17,6 @@ from vkmoe.errors import UnsupportedModelError
 from vkmoe.quants.convert import decode
 from vkmoe.quants.types import TYPES, Bytes, Floats
 
-__all__ = ["quantise"]
-
 # Weights per piece: small enough that a search's arrays stay in the cache.
 _CHUNK_WEIGHTS = 1 << 16
 _GROUP = 32

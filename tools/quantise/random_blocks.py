@@ -15,8 +15,6 @@ from gguf.quants import IQ4_NL, MXFP4
 from tools.quantise.k_quants import pack_subscales
 from vkmoe.quants.types import TYPES, Bytes
 
-__all__ = ["random_weights"]
-
 
 def _rms(values: npt.NDArray[np.generic]) -> float:
     """The root mean square of values that are all as likely."""

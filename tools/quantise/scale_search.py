@@ -12,8 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Range", "fit_range", "fit_symmetric"]
-
 Floats = npt.NDArray[np.float32]
 
 _TINY = np.float32(1e-30)

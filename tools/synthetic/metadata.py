@@ -7,8 +7,6 @@ from tools.synthetic.mixes import MIXES
 from tools.synthetic.presets import Preset
 from tools.synthetic.vocabulary import vocabulary
 
-__all__ = ["model_metadata"]
-
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 SOFTMAX = 1
 Values = dict[str, MetadataValue]

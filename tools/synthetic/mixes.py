@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from vkmoe.quants.types import TYPES
 
-__all__ = ["MIXES", "Mix", "choose_type"]
-
 
 def _is_important(layer: int, n_layers: int) -> bool:
     """Say whether llama.cpp's mixtures ending in _M give a layer more bits: about half of them.

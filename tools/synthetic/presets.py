@@ -7,8 +7,6 @@ from typing import Any
 
 from vkmoe.bench.shapes import SIZES, LatentSizes, ModelSizes
 
-__all__ = ["PRESETS", "Preset"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(ModelSizes):

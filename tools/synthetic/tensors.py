@@ -8,8 +8,6 @@ from tools.synthetic.presets import Preset
 from vkmoe.bench.shapes import LatentSizes
 from vkmoe.gguf_file.header import TensorInfo
 
-__all__ = ["tensor_list"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 

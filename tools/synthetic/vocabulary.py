@@ -6,8 +6,6 @@ import itertools
 import string
 from collections.abc import Iterator
 
-__all__ = ["byte_tokens", "vocabulary"]
-
 END_OF_TEXT = "<|endoftext|>"
 
 

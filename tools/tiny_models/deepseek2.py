@@ -17,8 +17,6 @@ from tools.tiny_models.model import TinyModel
 from tools.tiny_models.routing import Groups
 from tools.tiny_models.vocabulary import vocabulary
 
-__all__ = ["MODELS"]
-
 
 @dataclass(frozen=True)
 class DeepSeek2(TinyModel):

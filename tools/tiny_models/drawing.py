@@ -8,8 +8,6 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Draw", "Floats", "Quantised", "Tensors", "Weights"]
-
 Floats = NDArray[np.float32]
 Weights = dict[str, Floats]
 

@@ -15,8 +15,6 @@ import numpy as np
 from tools.tiny_models.drawing import Draw, Floats, Quantised, Tensors, Weights
 from tools.tiny_models.model import TinyModel
 
-__all__ = ["MODELS"]
-
 PARTS = ("gate", "up", "down")
 
 

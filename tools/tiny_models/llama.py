@@ -17,8 +17,6 @@ from tools.tiny_models.drawing import Draw, Floats, Tensors, Weights
 from tools.tiny_models.model import TinyModel
 from tools.tiny_models.vocabulary import vocabulary
 
-__all__ = ["MODELS"]
-
 
 @dataclass(frozen=True)
 class Llama(TinyModel):

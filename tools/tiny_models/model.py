@@ -21,8 +21,6 @@ from tools.tiny_models.drawing import Draw, Quantised, Tensors, Weights
 from tools.tiny_models.routing import Groups
 from tools.tiny_models.vocabulary import add_vocabulary, vocabulary
 
-__all__ = ["TinyModel"]
-
 
 @dataclass(frozen=True)
 class TinyModel:

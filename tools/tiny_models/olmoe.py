@@ -10,8 +10,6 @@ import gguf
 from tools.tiny_models.drawing import Draw, Weights
 from tools.tiny_models.model import TinyModel
 
-__all__ = ["MODELS"]
-
 
 @dataclass(frozen=True)
 class Olmoe(TinyModel):

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Choice", "Groups", "choose"]
-
 
 class Groups(NamedTuple):
     """Experts can be chosen from the `n_used` best of `n_groups` groups of neighbours only.

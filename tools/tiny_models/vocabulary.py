@@ -6,8 +6,6 @@ import gguf
 
 from tools.synthetic.vocabulary import byte_tokens
 
-__all__ = ["add_vocabulary", "vocabulary"]
-
 _MERGES = """
 Ġ t|Ġ a|i n|h e|r e|o n|Ġt he|e r|Ġ s|a t|Ġ o|e n|Ġ c|i t|i s|a n|o r|e s|Ġ b|e d|Ġ f|in g|Ġ p|o u
 Ġa n|a l|a r|Ġt o|Ġ m|Ġo f|Ġ in|Ġ d|Ġ h|Ġan d|i c|l e|a s|Ġ re|s e|l f|se lf|Ċ Ġ

@@ -30,15 +30,6 @@ from vkmoe.quants.types import BY_ID, TYPES
 if TYPE_CHECKING:
     from vkmoe.cpu import _native
 
-__all__ = [
-    "CpuDevice",
-    "cache_bytes",
-    "cpu_info",
-    "cpu_kernels",
-    "input_form",
-    "n_cores",
-]
-
 ALIGNMENT = 256  # of buffers, in bytes: what programs expect of any device
 Bytes = NDArray[np.uint8]
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["available_bytes"]
-
 FALLBACK_BYTES = 4 << 30  # where /proc/meminfo does not say
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from vkmoe.cpu.device import cache_bytes
 
-__all__ = ["host_bytes", "host_bytes_per_second", "host_reads"]
-
 HOST_BYTES, N_PASSES = 128 << 20, 5
 
 

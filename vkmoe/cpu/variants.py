@@ -16,8 +16,6 @@ from types import ModuleType
 
 from vkmoe.errors import NoDeviceError, UsageError
 
-__all__ = ["choose", "has_cpu", "native", "runnable", "variant"]
-
 VARIABLE = "VKMOE_CPU_VARIANT"  # names the variant to use, for tests and measurements
 Needs = Mapping[str, Collection[str]]  # the features a variant needs; the most particular is last
 

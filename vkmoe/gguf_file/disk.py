@@ -24,8 +24,6 @@ import numpy.typing as npt
 from vkmoe.closing import Closing
 from vkmoe.errors import ModelFileError
 
-__all__ = ["FileStamp", "MappedFile", "PositionedFile", "map_file", "read_speed"]
-
 Bytes = npt.NDArray[np.uint8]
 _CHANGED_HINT = "do not write to a model file while vkmoe runs; start again"
 _DISK_HINT = "look in the kernel log; the disk or the network it is on may be failing"

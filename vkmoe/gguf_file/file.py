@@ -22,8 +22,6 @@ from vkmoe.closing import Closing
 from vkmoe.gguf_file.disk import PositionedFile, map_file
 from vkmoe.gguf_file.header import GgufPart, TensorInfo, Value, refuse, shown
 
-__all__ = ["GgufFile", "open_gguf"]
-
 Scalar = TypeVar("Scalar", int, float, bool, str)
 _WRONG_FILE_HINT = "the file was converted wrongly or is meant for another program"
 _KIND_WORDS = {int: "a whole number", float: "a number", bool: "a bool", str: "a string"}

@@ -22,8 +22,6 @@ from vkmoe.errors import ModelFileError
 from vkmoe.gguf_file.disk import MappedFile
 from vkmoe.quants.types import BY_ID, QuantType
 
-__all__ = ["GgufPart", "TensorInfo", "Value", "refuse", "shown"]
-
 _Numbers: TypeAlias = npt.NDArray[np.generic]
 _ArrayValue: TypeAlias = "_Numbers | list[str] | list[_ArrayValue]"
 Value: TypeAlias = "int | float | bool | str | _ArrayValue"

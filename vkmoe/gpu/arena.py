@@ -17,18 +17,6 @@ from vkmoe.gpu.device import Device, Intent
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = [
-    "ALIGNMENT",
-    "Arena",
-    "Placement",
-    "chunk_cap",
-    "lay_out_alike",
-    "lay_out_slots",
-    "lay_out_spans",
-    "round_up",
-    "slot_chunks",
-]
-
 ALIGNMENT = 256  # of every span: whole cache lines on all devices
 PREFERRED_CHUNK = 1 << 30  # some drivers claim more than they can give in one piece
 SLOT_CHUNK = 256 << 20  # so much is given back at once where other programs need memory

@@ -18,8 +18,6 @@ from vkmoe.interrupts import at_checkpoints, checkpoint, result_of
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["Backend", "Buffer", "Link", "Recorder", "Recording", "Submission"]
-
 # The extension's classes, for type annotations outside this package.
 Buffer: TypeAlias = "_native.Buffer"
 Recorder: TypeAlias = "_native.Recorder"

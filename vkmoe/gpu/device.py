@@ -23,26 +23,6 @@ from vkmoe.gpu.program import Dispatch
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = [
-    "REQUIRED_FEATURES",
-    "STATISTICS",
-    "VULKAN",
-    "Device",
-    "Intent",
-    "blocked_render_nodes",
-    "choose_device",
-    "kompute_version",
-    "list_devices",
-    "memory_type_candidates",
-    "missing_features",
-    "native",
-    "spirv_folder",
-    "spirv_words",
-    "translate_errors",
-    "translated",
-    "vulkan_errors",
-]
-
 REQUIRED_FEATURES = ("buffer_device_address",)
 # Switched on when present: for the kernels of CPU drivers, for those that multiply in f16, for
 # timestamps of queues that only copy, for kernels that must add alike, for turns with the host.

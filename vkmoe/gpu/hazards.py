@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from vkmoe.gpu.program import Command, Range
 
-__all__ = ["plan_barriers"]
-
 
 def plan_barriers(commands: Sequence[Command]) -> list[bool]:
     """Decide for each command whether a barrier must come before it.

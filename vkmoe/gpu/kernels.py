@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from vkmoe.gpu.program import Bound, Dispatch, Range, TensorRef
 
-__all__ = ["KERNELS", "Binding", "KernelSpec", "PushField", "kernel"]
-
 
 class Binding(NamedTuple):
     """Describes a descriptor-bound buffer of a kernel."""

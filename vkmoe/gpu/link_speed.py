@@ -19,23 +19,6 @@ from vkmoe.gpu.program import Program, TensorRef, memory_range
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = [
-    "GROUP_BYTES",
-    "N_SLICES",
-    "SLICE_BYTES",
-    "UNITS_PER_LANE",
-    "WORKGROUP_SIZE",
-    "LinkSpeed",
-    "Timed",
-    "best_of",
-    "default_slice_bytes",
-    "link_memory",
-    "measure_link",
-    "measure_memory",
-    "read_words",
-    "sums_words",
-]
-
 READ_WORDS = kernel("read_words", "w:sums", "address:source", "workgroup_size")
 WORKGROUP_SIZE = 64
 UNITS_PER_LANE, UNIT_BYTES = 16, 16

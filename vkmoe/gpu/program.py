@@ -9,21 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "MAX_GROUPS",
-    "MEMORY",
-    "Bound",
-    "Copy",
-    "Dispatch",
-    "Mark",
-    "Program",
-    "Range",
-    "Role",
-    "TensorRef",
-    "memory_range",
-    "workgroup_lines",
-]
-
 MAX_GROUPS = 65535  # workgroups in each direction that every Vulkan device takes
 
 # the resource of everything reached by a 64-bit address; its offsets are addresses

@@ -21,8 +21,6 @@ from vkmoe.gpu.transfer import Transfer
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["SENTINEL", "Runner"]
-
 SENTINEL = 0x7FC0DEAD  # a NaN pattern: what a dispatch that did not run leaves behind
 STAGING_BYTES = 1 << 20
 Words = NDArray[np.uint32]

@@ -17,8 +17,6 @@ from vkmoe.errors import DeviceLostError
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Bound, Program, Range, TensorRef
 
-__all__ = ["TokenIo", "pack_params", "param_words"]
-
 # The parameters (shaders/include/params.glsl): a header, whose last words are zero, and rows.
 HEADER_WORDS, ROW_WORDS = 8, 4
 # Expert table address, serial, rows in use, landing row, rows that want logits, first of the head.

@@ -16,8 +16,6 @@ from vkmoe.gpu.device import Device, translate_errors
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
 
-__all__ = ["N_LANES", "STAGING_BYTES", "Readback", "Transfer"]
-
 Bytes = NDArray[np.uint8]
 N_LANES, STAGING_BYTES = 2, 16 << 20
 COPY_ALIGNMENT = 16  # of what is copied, in the staging buffer; drivers copy such bytes fastest

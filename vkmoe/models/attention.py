@@ -33,8 +33,6 @@ from vkmoe.kernels.prompt_attention.operations import (
 from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
 from vkmoe.models.workspace import AttentionKernels, KvAddresses, LatentWorkspace, Workspace
 
-__all__ = ["MIXERS", "AttentionBlock"]
-
 
 @dataclass(frozen=True)
 class AttentionBlock(ABC):

@@ -34,8 +34,6 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.models.weights import CpuWeights
 from vkmoe.models.workspace import Workspace, router_shape
 
-__all__ = ["CpuExperts", "CpuTensors"]
-
 
 @dataclass(frozen=True)
 class CpuTensors:

@@ -26,8 +26,6 @@ from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import KvAddresses, Workspace
 from vkmoe.modes import RESIDENT, ExpertMode
 
-__all__ = ["Decoder"]
-
 
 class _Append(Protocol):
     """Appends a part to a program, and returns the number of partials it leaves."""

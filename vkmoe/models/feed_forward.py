@@ -46,8 +46,6 @@ from vkmoe.models.weights import BlockWeights, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.modes import RESIDENT, ExpertMode
 
-__all__ = ["FeedForwardBlock"]
-
 
 @dataclass(frozen=True)
 class FeedForwardBlock:

@@ -15,8 +15,6 @@ from vkmoe.gguf_file import GgufFile
 from vkmoe.gguf_file.file import Scalar
 from vkmoe.gguf_file.header import shown
 
-__all__ = ["MAX_SIZE", "WRONG_FILE", "Metadata"]
-
 # Keys that say nothing the forward pass needs.
 HARMLESS = {
     "vocab_size",

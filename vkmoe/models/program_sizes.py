@@ -17,17 +17,6 @@ from vkmoe.kv_types import KvTypes, both
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels
 
-__all__ = [
-    "DEFAULT_CTX_SIZE",
-    "TokenBuffers",
-    "cache_bytes",
-    "chunks_to_try",
-    "context_size",
-    "kv_types",
-    "row_sizes",
-    "workspace_of",
-]
-
 DEFAULT_CTX_SIZE, LEAST_CTX_SIZE = 8192, 512  # the least that is chosen unasked
 PROMPT_ROWS = (32, 64, 128, 256, 512, 1024)  # sizes of programs below the largest
 CPU_UBATCH, GPU_UBATCH = 128, 512

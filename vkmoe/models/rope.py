@@ -22,8 +22,6 @@ from vkmoe.models.metadata import MAX_SIZE, WRONG_FILE, Metadata
 from vkmoe.models.tensors import LONGROPE_FACTORS, ROPE_FACTORS, VECTOR_TYPES
 from vkmoe.quants import decode
 
-__all__ = ["read_rope", "rope_table"]
-
 LEAST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6  # no rule makes others, and no angle overflows
 
 

@@ -26,18 +26,6 @@ from vkmoe.models.trunk_tensors import FileMatrix, FileVector, split_heads
 from vkmoe.models.weights import AttentionWeights, LatentWeights
 from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 
-__all__ = [
-    "LONGROPE_FACTORS",
-    "ROPE_FACTORS",
-    "VECTOR_TYPES",
-    "ExpertMatrix",
-    "FeedForwardTensors",
-    "LayerTensors",
-    "ModelTensors",
-    "TrunkTensor",
-    "read_tensors",
-]
-
 VECTOR_TYPES = frozenset({"F32", "F16", "BF16"})  # a file's types of what is used as float32
 ROPE_FACTORS = "rope_freqs.weight"  # divisors for any context, as Llama 3.1 has them
 LONGROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")

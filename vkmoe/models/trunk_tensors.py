@@ -16,8 +16,6 @@ from vkmoe.facts import LatentSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.quants import decode, device_row_bytes, loaded_type
 
-__all__ = ["FileMatrix", "FileVector", "HeadMatrices", "split_heads"]
-
 Bytes = NDArray[np.uint8]
 # What keys become when they are turned: a type with blocks would round them once more, so F16.
 TURNED_TYPES = {"F32": "F32", "BF16": "F32"}

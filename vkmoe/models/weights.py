@@ -11,17 +11,6 @@ from vkmoe.kernels.experts.operations import ExpertShape
 from vkmoe.kernels.matvec.operations import Matrix
 from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
 
-__all__ = [
-    "AttentionWeights",
-    "BlockWeights",
-    "CpuWeights",
-    "FeedForwardWeights",
-    "LatentWeights",
-    "LayerWeights",
-    "ModelWeights",
-    "with_slots",
-]
-
 
 @dataclass(frozen=True)
 class BlockWeights:

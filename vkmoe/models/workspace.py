@@ -24,18 +24,6 @@ from vkmoe.kernels.router.operations import RouterShape, RoutingLog, routing_wor
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes, row_parts
 
-__all__ = [
-    "FEW_ROWS",
-    "AttentionKernels",
-    "KvAddresses",
-    "KvCaches",
-    "LatentWorkspace",
-    "RowSizes",
-    "Workspace",
-    "attention_kernels",
-    "router_shape",
-]
-
 
 @dataclass(frozen=True)
 class AttentionKernels:

@@ -50,8 +50,6 @@ from vkmoe.weights.placer import MappedPlacer, Placer, Progress, Progressing
 from vkmoe.weights.sizes import N_THREADS, conversion_line, conversions, weight_bytes
 from vkmoe.weights.span_reader import FileReads, SpanReader
 
-__all__ = ["LoadedWeights", "load_weights"]
-
 log = logging.getLogger("vkmoe")
 
 

@@ -16,8 +16,6 @@ from vkmoe.models.tensors import FeedForwardTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector, HeadMatrices
 from vkmoe.quants import FOR_THREADS, TYPES
 
-__all__ = ["kept_type", "mapped_bytes", "mapped_shape", "spans_in_file"]
-
 
 def kept_type(file_type: str) -> str:
     """Name the type that CPUs multiply weights of a file in."""

@@ -32,8 +32,6 @@ from vkmoe.quants.types import Bytes
 from vkmoe.weights.mapped import kept_type, mapped_shape
 from vkmoe.weights.sizes import N_THREADS, expert_shape, span_parts
 
-__all__ = ["MappedPlacer", "Placer", "Progress", "Progressing"]
-
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 PIECE_BYTES = 4 << 20  # rows are laid out in pieces of about this size
 TOUCHED_BYTES = 16 << 20  # of a mapped file, by a thread at a time

@@ -19,18 +19,6 @@ from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.quants import TYPES, device_row_bytes, loaded_type
 
-__all__ = [
-    "CONVERTING_BYTES",
-    "N_THREADS",
-    "conversion_line",
-    "conversions",
-    "expert_shape",
-    "growth_words",
-    "span_parts",
-    "trace_header",
-    "weight_bytes",
-]
-
 N_THREADS = 4  # that lay out, convert or read rows while a model loads
 # What converting takes besides the weights: of each thread the rows it works on, as float32 and
 # in what decoding makes of them, and converted rows on their way to memory that is not mapped.

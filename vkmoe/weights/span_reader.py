@@ -24,8 +24,6 @@ from vkmoe.models.tensors import ExpertMatrix, ModelTensors
 from vkmoe.quants import TYPES, lay_out, to_device
 from vkmoe.weights.sizes import N_THREADS, expert_shape, span_parts
 
-__all__ = ["READING_BYTES", "STAGING_BYTES", "FileReads", "SpanReader", "StagedUploads"]
-
 Bytes = NDArray[np.uint8]
 STAGING_BYTES = 1 << 20  # of each thread that reads: rows that are not kept as the file has them
 READING_BYTES = N_THREADS * STAGING_BYTES

@@ -24,18 +24,6 @@ from vkmoe.kernels.router.operations import MAX_EXPERTS, MAX_USED
 from vkmoe.models.metadata import MAX_SIZE, WRONG_FILE, Metadata
 from vkmoe.models.rope import read_rope
 
-__all__ = [
-    "MAX_HEADS",
-    "SIGMOID",
-    "SOFTMAX",
-    "SOFTMAX_OF_CHOSEN",
-    "attention_specs",
-    "dense_specs",
-    "expert_spec",
-    "experts_everywhere",
-    "model_spec",
-]
-
 # Values of <arch>.expert_gating_func. A softmax of the chosen logits alone is one of all logits
 # with the weights of the chosen ones renormalised.
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3

@@ -19,8 +19,6 @@ from vkmoe.models.arch import common
 from vkmoe.models.metadata import WRONG_FILE, Metadata
 from vkmoe.models.rope import read_rope
 
-__all__ = ["read_spec"]
-
 BLOCK = 32  # rows of matrices are whole blocks
 
 

@@ -11,8 +11,6 @@ from vkmoe.gguf_file import GgufFile
 from vkmoe.models.arch import common
 from vkmoe.models.metadata import Metadata
 
-__all__ = ["read_spec"]
-
 
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a gpt-oss file."""

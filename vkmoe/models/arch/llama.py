@@ -13,8 +13,6 @@ from vkmoe.kernels.router.operations import MAX_EXPERTS
 from vkmoe.models.arch import common
 from vkmoe.models.metadata import Metadata
 
-__all__ = ["read_spec"]
-
 
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a llama file."""

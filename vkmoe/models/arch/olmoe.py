@@ -7,8 +7,6 @@ from vkmoe.gguf_file import GgufFile
 from vkmoe.models.arch.common import attention_specs, expert_spec, experts_everywhere, model_spec
 from vkmoe.models.metadata import Metadata
 
-__all__ = ["read_spec"]
-
 
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of an olmoe file."""

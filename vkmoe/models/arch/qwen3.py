@@ -7,8 +7,6 @@ from vkmoe.gguf_file import GgufFile
 from vkmoe.models.arch.common import attention_specs, dense_specs, model_spec
 from vkmoe.models.metadata import Metadata
 
-__all__ = ["read_spec"]
-
 
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a qwen3 file."""
