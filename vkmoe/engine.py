@@ -344,7 +344,7 @@ class Engine(Closing):
         assert top is not None
         return top
 
-    def run_prompt(self, tokens: Sequence[int], region: int = 0) -> TopLogits:
+    def run_prompt(self, tokens: Sequence[int]) -> TopLogits:
         """Process the tokens of a prompt from position 0 on, in chunks of a length that suits.
 
         Returns the last one's largest logits.
@@ -356,7 +356,7 @@ class Engine(Closing):
             wants = (*(False for _ in chunk[1:]), end == len(tokens))
             positions = tuple(range(first, end))
             later = tuple(tokens[end : end + MAX_LATER])
-            batch = TokenBatch(chunk, positions, (region,) * n_rows, wants, "prompt", later)
+            batch = TokenBatch(chunk, positions, (0,) * n_rows, wants, "prompt", later)
             top = self.run(batch).top
             first = end
         assert top is not None

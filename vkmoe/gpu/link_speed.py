@@ -55,9 +55,7 @@ class LinkSpeed(NamedTuple):
         )
 
 
-def read_words(
-    program: Program, address: int, n_bytes: int, sums: TensorRef, label: str = "read words"
-) -> None:
+def read_words(program: Program, address: int, n_bytes: int, sums: TensorRef) -> None:
     """Read whole workgroups' bytes at a 16-byte aligned address; `sums` gets a word per lane."""
     assert n_bytes % GROUP_BYTES == 0 and address % UNIT_BYTES == 0, (n_bytes, address)
     program.append(
@@ -66,7 +64,7 @@ def read_words(
             {"workgroup_size": WORKGROUP_SIZE, "source": address},
             {"sums": sums.part(0, sums_words(n_bytes))},
             (n_bytes // GROUP_BYTES, 1, 1),
-            label,
+            "read words",
             reads=(memory_range(address, n_bytes),),
         )
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SENTINEL = 0x7FC0DEAD  # a NaN pattern: what a dispatch that did not run leaves behind
 STAGING_BYTES = 1 << 20
+N_TIMED = 5  # runs of which the shortest counts
 Words = NDArray[np.uint32]
 
 
@@ -88,7 +89,7 @@ class Runner(Closing):
         """Make a recording that runs on what the tensors hold; see `Backend.record`."""
         return self._backend.record(program, timed=timed)
 
-    def nanoseconds(self, program: Program, repeats: int = 5) -> int | None:
+    def nanoseconds(self, program: Program) -> int | None:
         """Measure the shortest time the device took for a program, on what its tensors hold.
 
         None if it has no timestamps. Raises GpuError where it has written none.
@@ -96,7 +97,7 @@ class Runner(Closing):
         if not self.device.native.has_timestamps():
             return None
         recording, times = self.record(program, timed=True), []
-        for _ in range(repeats):
+        for _ in range(N_TIMED):
             self._backend.run(recording)
             with translate_errors("reading timestamps"):
                 start, end = recording.timestamps()

@@ -54,7 +54,7 @@ class Progressing:
         checkpoint()
 
 
-class _Piece(NamedTuple):
+class _FileRows(NamedTuple):
     """Describes rows of the file, uint8 [n, row_bytes], and where they go."""
 
     data: Bytes
@@ -139,7 +139,7 @@ class Placer(Closing):
         for source, matrix in span_parts(block):
             kind = _RowKind(source.type, matrix.type, source.n_columns)
             parts = [self._rows(part, source.n_columns) for part in source.parts]
-            pieces: list[_Piece] = []
+            pieces: list[_FileRows] = []
             for expert, span in enumerate(spans):
                 part, first = source.of_expert(expert)
                 rows = parts[part][first : first + source.n_rows]
@@ -153,15 +153,17 @@ class Placer(Closing):
         """View the file's bytes as [rows, row bytes]."""
         return self._file.data(tensor.name).reshape(tensor.n_weights // n_columns, -1)
 
-    def _pieces(self, kind: _RowKind, rows: Bytes, place: Placement, offset: int) -> list[_Piece]:
+    def _pieces(
+        self, kind: _RowKind, rows: Bytes, place: Placement, offset: int
+    ) -> list[_FileRows]:
         """Cut rows that go behind one another, from `offset` in `place` on, into pieces."""
         start, step = place.offset + offset, kind.piece_rows
         return [
-            _Piece(rows[first : first + step], place, start + first * kind.row_bytes)
+            _FileRows(rows[first : first + step], place, start + first * kind.row_bytes)
             for first in range(0, len(rows), step)
         ]
 
-    def _copy(self, kind: _RowKind, pieces: Sequence[_Piece]) -> None:
+    def _copy(self, kind: _RowKind, pieces: Sequence[_FileRows]) -> None:
         """Lay rows out where they go, or, where that is not mapped, on their way."""
         for piece, laid_out in self._laid_out(kind, pieces):
             if laid_out is not None:
@@ -169,15 +171,15 @@ class Placer(Closing):
             self._progressing.add(len(piece.data) * kind.row_bytes)
 
     def _laid_out(
-        self, kind: _RowKind, pieces: Sequence[_Piece]
-    ) -> Iterator[tuple[_Piece, Bytes | None]]:
+        self, kind: _RowKind, pieces: Sequence[_FileRows]
+    ) -> Iterator[tuple[_FileRows, Bytes | None]]:
         """Yield each piece, in order, when a thread is done with it.
 
         With it come its bytes if they are not where they belong. The threads are few pieces ahead,
         so that these take little memory.
         """
 
-        def work(piece: _Piece) -> Bytes | None:
+        def work(piece: _FileRows) -> Bytes | None:
             rows, place, out = piece.data, piece.place.buffer, None
             if place.mapped:
                 out = place.view()[piece.start : piece.start + len(rows) * kind.row_bytes]
@@ -185,7 +187,7 @@ class Placer(Closing):
             laid_out = lay_out(kind.file_type, kind.type, rows, kind.n_columns, out)
             return laid_out if out is None else None
 
-        ahead: deque[tuple[_Piece, Future[Bytes | None]]] = deque()
+        ahead: deque[tuple[_FileRows, Future[Bytes | None]]] = deque()
         for piece in pieces:
             if len(ahead) == N_AHEAD:
                 done, future = ahead.popleft()
