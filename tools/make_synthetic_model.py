@@ -7,12 +7,14 @@
 
 Every preset is written in the architecture of the model it takes its shape from.  Matrices have
 mean 0 and variance 1 / columns, so that activations stay near 1; one tensor is in memory at a time.
-The vocabulary tokenizes any text.  The same arguments give the same bytes.
+The vocabulary tokenizes any text.  The same arguments give the same bytes.  The last line that is
+printed is one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +93,11 @@ def main() -> None:
     if options.layers is not None and options.layers < 1:
         parser.error("--layers must be at least 1")
     make(options.preset, options.out, options.layers, options.types, options.seed, options.sparse)
-    print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB")
+    n_bytes, shape = options.out.stat().st_size, PRESETS[options.preset]
+    print(f"{options.out}: {n_bytes / 1e6:.1f} MB")
+    made = {"model": f"synthetic {options.preset}, {options.types}", "file_bytes": n_bytes}
+    n_layers = options.layers or shape.n_layers
+    print(json.dumps(made | {"n_layers": n_layers, "n_experts": shape.n_experts}))
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def build_llama_cpp(place: Place) -> Step:
 
 def make_model(place: Place, options: DayOptions) -> Step:
     """Make the model while all is built; it needs none of it."""
-    command = [sys.executable, "-m", "bench.gpu_day_parts.model", options.model]
+    command = [sys.executable, "-m", "tools.make_synthetic_model", options.model, "--out"]
     variables = {"PYTHONPATH": os.pathsep.join(map(str, (place.packages, ROOT)))}
     return Step(
         "make the model", [*command, str(place.model_file)], 200,
