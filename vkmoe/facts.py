@@ -322,9 +322,7 @@ class ModelSpec:
 
 # ----- what was decided -----
 
-SizingStatus = Literal[
-    "ok", "below_recommended", "budget_exhausted", "unknown_expert_size", "empty"
-]
+SizingStatus = Literal["ok", "below_recommended", "budget_exhausted", "empty"]
 
 
 @dataclass(frozen=True)

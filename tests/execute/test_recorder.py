@@ -50,14 +50,11 @@ class NothingMoves:
     def end(self) -> None:
         self.log.append("end")
 
-    def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
+    def bring(self, layer: int, experts: NDArray[np.uint32], guess: bool = True) -> None:
         self.log.append(f"bring {layer}")
 
     def groups(self, experts: NDArray[np.uint32]) -> list[NDArray[np.uint32]]:
         return np.array_split(experts, -(-len(experts) // 2))
-
-    def bring_group(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        self.bring(layer, experts)
 
 
 class Model:
@@ -227,7 +224,7 @@ def test_a_step_tells_its_routing_before_any_expert_is_read(odd: Model) -> None:
         def end(self) -> None:
             pass
 
-        def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
+        def bring(self, layer: int, experts: NDArray[np.uint32], guess: bool = True) -> None:
             self.asked = [(layer, expert) for expert in experts[0].tolist()]
 
     with (

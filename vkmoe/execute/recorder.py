@@ -70,14 +70,14 @@ class HostActions(Protocol):
     def end(self) -> None:
         """Note that the submit is over; it is not called for one that failed."""
 
-    def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Make experts [n_rows, n_used] of a MoE layer available to the next submit."""
+    def bring(self, layer: int, experts: NDArray[np.uint32], guess: bool = True) -> None:
+        """Make experts [n_rows, n_used] of a MoE layer available to the next submit.
+
+        They are one of its groups, for which nothing is to be guessed, or all that it uses.
+        """
 
     def groups(self, experts: NDArray[np.uint32]) -> Sequence[NDArray[np.uint32]]:
         """Split distinct experts of a MoE layer into groups that `bring` can make available."""
-
-    def bring_group(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Make a group available to the next submit, which may be the layer's first or not."""
 
 
 @dataclass(frozen=True)
@@ -202,38 +202,38 @@ class TokenPrograms(Closing):
         self._submissions: list[Submission] = []
         self._submitted_ns = 0  # in submits, by the host's clock, since the start
         sizes = space.row_sizes["prompt"] or (0,)
-        self.prompt_rows, target_s = sizes[0], TARGET_S  # of the next chunk
-        if backend.device.info.is_cpu:
-            target_s = _CPU_TARGET_S
-        self._chunks = ChunkSizes(sizes, target_s)
+        self._chunks = ChunkSizes(sizes, _CPU_TARGET_S if backend.device.info.is_cpu else TARGET_S)
         # Where a prompt is cut by time, what follows it may not depend on where.
         self._fits_chunks = not isinstance(decoder.mode, Hybrid)
-        if not self._fits_chunks:
-            self.prompt_rows = sizes[-1]
+        self.prompt_rows = sizes[0 if self._fits_chunks else -1]  # of the next chunk
         for tensor in space.tensors:
             backend.tensor(tensor)
         with ExitStack() as cleanup:  # kept unless something fails
-            self.io = TokenIo(backend, space.params, space.log, space.candidates)
-            cleanup.callback(self.io.close)
-            self._views: dict[int, LogViews] = {}  # by the rows of a program
-            self._read: LogViews = self._log_views(1, 1)  # of the last run's rows
-            rows = self.io.view(space.candidates).reshape(space.candidates.n_rows, -1)
-            self._candidates = [CandidatesReader(words, self._n_vocab) for words in rows]
-            cleanup.callback(self._let_go)
-            logits, n_bytes = backend.tensor(space.logits), 4 * space.logits.row_words
-            self._logits = [
-                cleanup.enter_context(Readback(backend.device, logits, row * n_bytes, n_bytes))
-                for row in range(space.logits.n_rows)
-            ]
+            self._map(cleanup)
             self._recorder = _Recorder(backend, decoder, self.io, executor, bytes_per_second)
-            if warning := self._recorder.bounds(space.row_sizes["decode"][-1]).warning(
-                decoder.spec.n_layers
-            ):
+            bounds = self._recorder.bounds(space.row_sizes["decode"][-1])
+            if warning := bounds.warning(decoder.spec.n_layers):
                 log.warning(warning)
             self.recorded: dict[BatchKind, Recorded] = {}
             for n_logits in (0, 1):
                 self.recording(BatchKind("decode", 1, n_logits))
             self._cleanup = cleanup.pop_all()
+
+    def _map(self, cleanup: ExitStack) -> None:
+        """Map the memory that the host writes before a run, and reads after it."""
+        backend, space = self._backend, self._space
+        self.io = TokenIo(backend, space.params, space.log, space.candidates)
+        cleanup.callback(self.io.close)
+        self._views: dict[int, LogViews] = {}  # by the rows of a program
+        self._read: LogViews = self._log_views(1, 1)  # of the last run's rows
+        rows = self.io.view(space.candidates).reshape(space.candidates.n_rows, -1)
+        self._candidates = [CandidatesReader(words, self._n_vocab) for words in rows]
+        cleanup.callback(self._let_go)
+        logits, n_bytes = backend.tensor(space.logits), 4 * space.logits.row_words
+        self._logits = [
+            cleanup.enter_context(Readback(backend.device, logits, row * n_bytes, n_bytes))
+            for row in range(space.logits.n_rows)
+        ]
 
     def recording(self, kind: BatchKind) -> Recorded:
         """Return what is recorded for a kind of batches, recorded now if need be."""
@@ -337,7 +337,8 @@ class TokenPrograms(Closing):
             if self._picks(layer):
                 experts = experts[np.flatnonzero(self._batch.wants_logits)]
             groups = host.groups(np.unique(experts)) if experts.size else ()
-            return [partial(host.bring_group, layer, group) for group in groups] or [lambda: None]
+            made = [partial(host.bring, layer, group[None], guess=False) for group in groups]
+            return made or [lambda: None]
         return [partial(host.bring, layer, experts)]
 
     def _kind(self, batch: TokenBatch) -> BatchKind:

@@ -7,8 +7,9 @@ is reading weights, so their bytes over the measured bandwidth are the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vkmoe.facts import DeviceInfo
@@ -83,27 +84,15 @@ def cut_prompt_at_routers(commands: Sequence[Command]) -> list[Part]:
     2 * n_moe_layers + 1 parts, and the head. The part of the experts ("routed") does those that are
     available and have not been done, so it can run again when others are; the head, for other rows.
     """
-    roles = [command.mark.role for command in commands]
-    choices = [i + 1 for i, role in enumerate(roles) if role == "choice" != _next(roles, i)]
-    ends = [i + 1 for i, role in enumerate(roles) if role == "routed" != _next(roles, i)]
-    parts, start = [], 0
-    for layer, (choice, end) in enumerate(zip(choices, ends, strict=True)):
-        parts += [Part(list(commands[start:choice]), Bring(layer, in_groups=True))]
-        parts += [Part(list(commands[choice:end]), None)]
-        start = end
-    head = roles.index("head") if "head" in roles else len(roles)
-    rest = (commands[start:head], commands[head:])
-    return [*parts, *(Part(list(part)) for part in rest if part)]
-
-
-def _next(roles: Sequence[str], index: int) -> str:
-    return roles[index + 1] if index + 1 < len(roles) else ""
+    choices = _ends(commands, "choice")
+    brings = {end: Bring(layer, in_groups=True) for layer, end in enumerate(choices)}
+    return _cut(commands, [*brings, *_ends(commands, "routed"), *_head(commands)], brings)
 
 
 def cut_at_marks(commands: Sequence[Command]) -> list[Part]:
     """Cut the commands wherever their marks change: the smallest parts there are."""
-    ends = [i + 1 for i, (a, b) in enumerate(pairwise(commands)) if a.mark != b.mark]
-    return [Part(list(commands[a:b])) for a, b in pairwise([0, *ends, len(commands)])]
+    neighbours = enumerate(pairwise(commands), 1)
+    return _cut(commands, [i for i, (one, more) in neighbours if one.mark != more.mark])
 
 
 def cut_at_handovers(commands: Sequence[Command], before_head: bool) -> list[Part]:
@@ -112,16 +101,33 @@ def cut_at_handovers(commands: Sequence[Command], before_head: bool) -> list[Par
     There is no part between the two where there are no commands. Cut `before_head`, the head can
     run again for other rows.
     """
+    computes = {end: Compute(layer) for layer, end in enumerate(_ends(commands, "handed"))}
     roles = [command.mark.role for command in commands]
-    ends = [i + 1 for i, role in enumerate(roles) if role == "handed" != _next(roles, i)]
     starts = [i for i, role in enumerate(roles) if role == "joined" != roles[i - 1]]
-    head = [roles.index("head")] if before_head and "head" in roles else []
-    parts, layer = [], 0
-    for a, b in pairwise(sorted({0, *ends, *starts, *head, len(commands)})):
-        then = Compute(layer) if b in ends else None
-        layer += b in ends
-        parts.append(Part(list(commands[a:b]), then, waits=a in starts))
-    return parts
+    head = _head(commands) if before_head else []
+    return _cut(commands, [*computes, *starts, *head], computes, starts)
+
+
+def _ends(commands: Sequence[Command], role: str) -> list[int]:
+    """Find the index behind each run of commands of a role."""
+    roles = [*(command.mark.role for command in commands), None]
+    return [i for i, (one, more) in enumerate(pairwise(roles), 1) if one == role != more]
+
+
+def _head(commands: Sequence[Command]) -> list[int]:
+    """Find the index of the first command of the head, if there is one."""
+    return [i for i, command in enumerate(commands) if command.mark.role == "head"][:1]
+
+
+def _cut(
+    commands: Sequence[Command],
+    borders: Sequence[int],
+    then: Mapping[int, Bring | Compute] = MappingProxyType({}),
+    waits: Sequence[int] = (),
+) -> list[Part]:
+    """Cut at borders, which are indices: of where a part ends with `then`, or begins and waits."""
+    ends = sorted({0, *borders, len(commands)})
+    return [Part(list(commands[a:b]), then.get(b), a in waits) for a, b in pairwise(ends)]
 
 
 def cut_within(parts: Sequence[Part], borders: Callable[[Command, Command], bool]) -> list[Part]:
@@ -154,9 +160,8 @@ def cut_at_layers(commands: Sequence[Command], first_layers: Sequence[int]) -> l
     """
     ends = [0, *(end for end in layer_ends(commands) if end < len(commands))]
     borders = [ends[layer] for layer in first_layers if layer < len(ends)]
-    parts = [Part(list(commands[a:b])) for a, b in pairwise([0, *borders, len(commands)])]
-    assert all(part.commands for part in parts), first_layers
-    return parts
+    assert 0 not in borders and len({*borders}) == len(borders), first_layers
+    return _cut(commands, borders)
 
 
 TARGET_S = 0.25  # of a submit, by estimate

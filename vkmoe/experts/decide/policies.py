@@ -227,13 +227,9 @@ class Slru(Policy):
     come first in that share, however many they are.
     """
 
-    def __init__(
-        self, locations: Locations, counts: DecayedCounts, share: float = PROTECTED_SHARE
-    ) -> None:
+    def __init__(self, locations: Locations, counts: DecayedCounts) -> None:
         super().__init__(locations, counts)
-        assert 0 <= share <= 1, share
         self._again: Mask = np.zeros(self.space.n_keys + 1, np.bool_)  # used again since entry
-        self._share = share
 
     def note_use(self, keys: Keys) -> None:
         self._again[keys] = True
@@ -258,9 +254,7 @@ class Slru(Policy):
 
     def _protected(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Mask:
         """Return which are protected, [n_pools, n]; arguments as for `_value`."""
-        # At least one slot is on probation: a newcomer could not stay otherwise.
-        capacities = self.locations.capacities
-        n_protected = np.minimum((capacities * self._share).astype(np.int64), capacities - 1)
+        n_protected = (self.locations.capacities * PROTECTED_SHARE).astype(np.int64)
         room = (n_protected - self.locations.n_pinned)[pools]
         recency = self._last[keys] * (self._again[keys] & unpinned)  # 0: cannot be protected
         column = keys.shape[1] - np.maximum(1, room)

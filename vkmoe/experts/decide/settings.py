@@ -216,8 +216,8 @@ def size_cache(
 ) -> CacheSizing:
     """Judge `slots[layer]` slots of `slot_bytes[layer]` bytes (MoE layers).
 
-    A size of 0 is one that is not known; no layers at all: a model without experts. `asked` is the
-    flag by which the user chose the slots, empty if the plan did.
+    No layers at all: a model without experts. `asked` is the flag by which the user chose the
+    slots, empty if the plan did.
     """
     smallest, recommended = min(slots, default=0), recommended_slots(n_experts, n_used)
     usual = sum(slots) // max(1, len(slots))
@@ -225,8 +225,6 @@ def size_cache(
     remedy = ""
     if not slots:
         status, remedy = "empty", f"leave out {asked}" if asked else ""
-    elif not all(slot_bytes):
-        status, remedy = "unknown_expert_size", "look at the model file with `vkmoe info`"
     elif usual < recommended:
         status = "below_recommended" if usual else "budget_exhausted"
         remedy = f"raise {asked}" if asked else _MORE_ROOM
@@ -249,10 +247,7 @@ def sizing_line(sizing: CacheSizing) -> str:
     if sizing.status == "empty":
         advice = f", so {sizing.remedy}" if sizing.remedy else ""
         return f"expert cache: the model has no experts{advice}: empty"
-    if sizing.status == "unknown_expert_size":
-        found = "how large an expert is, is not known; all are read from host memory"
-    else:
-        found = f"{_share(sizing)}; recommended at least {sizing.recommended}"
+    found = f"{_share(sizing)}; recommended at least {sizing.recommended}"
     verdict = sizing.status.replace("_", " ")
     if sizing.status == "below_recommended":
         verdict += f" ({sizing.ratio:.2f} of it)"

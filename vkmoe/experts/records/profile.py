@@ -143,22 +143,23 @@ def trace_of_model(path: Path, model: ProfiledModel) -> Trace:
 
 def _check_header(path: Path, header: TraceHeader, model: ProfiledModel) -> None:
     """Raise VkmoeError for the trace of another model, however long that is."""
-    words = dict(_WORDS, model="name")
-    ours = {
-        "architecture": model.architecture,
-        "model": model.name,
-        "n_moe_layers": model.n_moe_layers,
-        "n_experts": model.n_experts,
-        "n_used": model.n_used,
+    theirs = {
+        "architecture": header.architecture,
+        "name": header.model,
+        "n_moe_layers": header.n_layers,
+        "n_experts": header.n_experts,
+        "n_used": header.n_used,
     }
-    for name, expected in ours.items():
-        found = header.n_layers if name == "n_moe_layers" else getattr(header, name)
-        if found != expected:
-            raise VkmoeError(
-                f"the trace {path} belongs to another model: its {words.get(name, name)} is "
-                f"{shown(str(found))}, this model's {shown(str(expected))}",
-                _OTHER_TRACE,
-            )
+    for name, found in theirs.items():
+        if found != getattr(model, name):
+            words = _difference(name, found, getattr(model, name))
+            raise VkmoeError(f"the trace {path} belongs to another model: {words}", _OTHER_TRACE)
+
+
+def _difference(name: str, theirs: Any, ours: Any) -> str:
+    """Say in what a model differs."""
+    what = _WORDS.get(name, name.replace("_", " "))
+    return f"its {what} is {shown(str(theirs))}, this model's {shown(str(ours))}"
 
 
 def load_profile(path: Path, model: ProfiledModel, n_vocab: int) -> History | None:
@@ -177,22 +178,12 @@ def load_profile(path: Path, model: ProfiledModel, n_vocab: int) -> History | No
         keys = trace.space.keys_of(trace.routing).reshape(-1)
         uses = np.bincount(keys, minlength=trace.space.n_keys).astype(np.float64)
         return History(remembered(uses.reshape(model.n_moe_layers, -1), model.n_used))
-    limit = _BYTES_BESIDE + _BYTES_PER_COUNT * model.n_moe_layers * model.n_experts
     n_rows = min(n_vocab, n_rows_of(model.n_moe_layers, model.n_used))
     bytes_per_row = row_bytes(model.n_moe_layers, model.n_used) * 4 / 3  # base64
-    limit += math.ceil(n_rows * (bytes_per_row + _BYTES_PER_TOKEN))
-    try:
-        with open(path, "rb") as stream:
-            # One that is too large is not read: its size says so, if it has any.
-            is_too_large = os.fstat(stream.fileno()).st_size > limit
-            data = b"" if is_too_large else stream.read(limit + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    limit = _BYTES_BESIDE + _BYTES_PER_COUNT * model.n_moe_layers * model.n_experts
+    data = _read(path, limit + math.ceil(n_rows * (bytes_per_row + _BYTES_PER_TOKEN)))
+    if data is None:
         return None
-    except OSError as error:
-        reason = error.strerror or error
-        raise VkmoeError(f"the expert profile {path} cannot be read: {reason}", _REMEDY) from error
-    if is_too_large or len(data) > limit:
-        _refuse(path, f"is larger than the {limit} bytes a profile of this model can have")
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -207,6 +198,23 @@ def load_profile(path: Path, model: ProfiledModel, n_vocab: int) -> History | No
     return History(counts, _token_rows(path, document.get("tokens"), model))
 
 
+def _read(path: Path, limit: int) -> bytes | None:
+    """Read a file of at most `limit` bytes; None if there is none."""
+    try:
+        with open(path, "rb") as stream:
+            # One that is too large is not read: its size says so, if it has any.
+            is_too_large = os.fstat(stream.fileno()).st_size > limit
+            data = b"" if is_too_large else stream.read(limit + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        reason = error.strerror or error
+        raise VkmoeError(f"the expert profile {path} cannot be read: {reason}", _REMEDY) from error
+    if is_too_large or len(data) > limit:
+        _refuse(path, f"is larger than the {limit} bytes a profile of this model can have")
+    return data
+
+
 def _check_model(path: Path, found: Any, model: ProfiledModel) -> None:
     """Refuse the profile of another model, naming the first thing that differs."""
     if not isinstance(found, dict):
@@ -216,8 +224,7 @@ def _check_model(path: Path, found: Any, model: ProfiledModel) -> None:
             continue
         words = "the fingerprint of sizes and tensors differs"
         if name != "fingerprint":
-            theirs, what = found.get(name), _WORDS.get(name, name.replace("_", " "))
-            words = f"its {what} is {shown(str(theirs))}, this model's {shown(str(ours))}"
+            words = _difference(name, found.get(name), ours)
         _refuse(path, f"belongs to another model: {words}", _OWN_FILE)
 
 

@@ -130,14 +130,14 @@ class ExpertTracker:
         self._table.end_all()
         self.cache.resize(capacities)
 
-    def bring(self, layer: int, experts: NDArray[np.uint32]) -> None:
+    def bring(self, layer: int, experts: NDArray[np.uint32], guess: bool = True) -> None:
         """Ensure that a MoE layer's experts are where the next submit, which uses them, reads.
 
-        They are [n_tokens, n_used]. Raises ModelFileError where they have to be read from the file
-        and cannot.
+        They are [n_tokens, n_used], by which the next layer's are guessed if they are to. Raises
+        ModelFileError where they have to be read from the file and cannot.
         """
         if self.cache is not None:
-            self.cache.need(layer, experts)
+            self.cache.need(layer, experts, guess)
 
     @property
     def n_at_once(self) -> int:
@@ -151,11 +151,6 @@ class ExpertTracker:
         """Split distinct experts of a layer into groups that can be in memory together."""
         n_groups = -(-len(experts) // self.n_at_once)
         return np.array_split(experts, n_groups)
-
-    def bring_group(self, layer: int, experts: NDArray[np.uint32]) -> None:
-        """Ensure that a group of a layer's experts is where the next submit reads; as `bring`."""
-        if self.cache is not None:
-            self.cache.need(layer, experts[None], guess=False)
 
     def after_run(
         self,
