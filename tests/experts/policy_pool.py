@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from unittest.mock import PropertyMock, patch
 
 import numpy as np
@@ -14,12 +14,9 @@ from vkmoe.experts.decide.locations import FREE, Locations
 from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
-__all__ = ["N_USED", "MakePolicy", "OnePool", "PolicyPool", "held_of", "order", "random_tokens"]
+__all__ = ["OnePool", "PolicyPool", "order", "random_tokens"]
 
 N_USED = 4
-
-MakePolicy = Callable[[Locations, DecayedCounts], Policy]
-
 
 def held_of(locations: Locations, pool: int) -> Keys:
     """The experts with slots of a pool, ascending."""
@@ -43,7 +40,7 @@ class OnePool:
 
     def __init__(
         self,
-        make: PolicyName | MakePolicy,
+        name: PolicyName,
         capacity: int,
         space: KeySpace,
         counts: DecayedCounts,
@@ -51,7 +48,7 @@ class OnePool:
     ) -> None:
         pool = PoolSpec(tuple(range(space.n_layers)), capacity, floor, 256)
         self.locations = Locations(space, [pool])
-        self.all = (POLICIES[make] if isinstance(make, str) else make)(self.locations, counts)
+        self.all = POLICIES[name](self.locations, counts)
         self.capacity, self._n_keys = capacity, space.n_keys
 
     def use(self, keys: Sequence[int]) -> list[int]:
@@ -111,7 +108,7 @@ class PolicyPool:
 
     def __init__(
         self,
-        policy: PolicyName | MakePolicy,
+        policy: PolicyName,
         capacity: int,
         n_layers: int = 1,
         n_experts: int = 64,
@@ -146,11 +143,6 @@ class PolicyPool:
         self.policy.insert(key)
         self.policy.check_integrity()
         return victim
-
-    def fill(self, keys: Iterable[int]) -> None:
-        """Insert keys that were never used."""
-        for key in keys:
-            self.policy.insert(key)
 
     def victim(self, needed: Sequence[int] = ()) -> int | None:
         """Who would leave for the last expert of layer 0."""

@@ -32,27 +32,6 @@ def token(rng: np.random.Generator) -> tuple[NDArray[np.uint32], NDArray[np.bool
     return routing.astype(np.uint32), rng.random(routing.shape) < 0.6
 
 
-def test_counts_equal_a_plain_loop(profiler: ExpertProfiler) -> None:
-    rng = np.random.default_rng(1)
-    uses = np.zeros((SPACE.n_layers, SPACE.n_experts), np.int64)
-    hits = np.zeros_like(uses)
-    for _ in range(50):
-        routing, found = token(rng)
-        profiler.record(routing, found)
-        for layer in range(SPACE.n_layers):
-            for expert, hit in zip(routing[layer], found[layer], strict=True):
-                uses[layer, expert] += 1
-                hits[layer, expert] += hit
-    assert profiler.n_tokens == 50
-    assert np.array_equal(profiler.counts, [uses, hits])
-    assert profiler.counts.dtype == np.uint64
-    for layer in range(SPACE.n_layers):
-        tally = profiler.served(layer).total
-        assert tally == Tally(int(uses[layer].sum()), int(hits[layer].sum()))
-        assert tally.hit_rate == pytest.approx(hits[layer].sum() / uses[layer].sum())
-    assert profiler.served().total == Tally(50 * SPACE.n_layers * N_USED, int(hits.sum()))
-
-
 @pytest.mark.parametrize("read_every", [1, 7, 31, 32, 33, 200])
 def test_when_it_is_asked_does_not_change_the_counts(
     profiler: ExpertProfiler, read_every: int
@@ -82,19 +61,17 @@ def test_when_it_is_asked_does_not_change_the_counts(
             if n_tokens > 100:
                 n_after = (n_tokens - 100) * SPACE.n_layers * N_USED
                 assert profiler.served().after == Tally(n_after, int(hits.sum()) - marked)
-    assert np.array_equal(profiler.counts, [uses, hits])
+    assert np.array_equal(profiler.counts, [uses, hits]) and profiler.counts.dtype == np.uint64
+    for layer in range(SPACE.n_layers):
+        tally = profiler.served(layer).total
+        assert tally == (uses[layer].sum(), hits[layer].sum())
+        assert tally.hit_rate == pytest.approx(hits[layer].sum() / uses[layer].sum())
     assert profiler.served().before == (100 * SPACE.n_layers * N_USED, marked)
 
 
 def test_nothing_recorded_has_no_rate(profiler: ExpertProfiler) -> None:
     assert profiler.served().total.hit_rate is None and profiler.served(1).total.hit_rate is None
     assert profiler.served() == Served(Tally(0, 0), None, None)
-
-
-def test_a_rate_of_zero_is_a_rate(profiler: ExpertProfiler) -> None:
-    routing, found = token(np.random.default_rng(2))
-    profiler.record(routing, np.zeros_like(found))
-    assert profiler.served().total.hit_rate == 0.0
 
 
 def test_warm_pinning_splits_the_counts(profiler: ExpertProfiler) -> None:
@@ -139,15 +116,6 @@ def test_top_experts_are_the_used_ones_only(profiler: ExpertProfiler) -> None:
     assert profiler.top_experts(2, 0) == ()
 
 
-def test_layers_are_kept_apart_at_their_edges(profiler: ExpertProfiler) -> None:
-    last, first = SPACE.n_experts - 1, 0
-    profiler.record(np.array([[last], [first], [last]], np.uint32), np.array([[1], [0], [1]]) > 0)
-    uses = profiler.counts[0]
-    assert uses.sum(axis=1).tolist() == [1, 1, 1]
-    assert (uses[0, last], uses[1, first], uses[2, last]) == (1, 1, 1)
-    assert [profiler.served(layer).total.hit_rate for layer in range(3)] == [1.0, 0.0, 1.0]
-
-
 # ----- overlap -----
 
 
@@ -163,20 +131,15 @@ def measured(computed: list[Interval], copied: list[Interval]) -> Overlap:
 @pytest.mark.parametrize(
     ("computed", "copied", "fraction"),
     [
-        ([(0, 10)], [(0, 10)], 1.0),
-        ([(0, 10)], [(2, 4)], 1.0),
-        ([(2, 4)], [(0, 10)], 0.2),
         ([(0, 10)], [(10, 20)], 0.0),
-        ([(10, 20)], [(0, 10)], 0.0),
-        ([(0, 10), (12, 20)], [(8, 14)], 4 / 6),
         ([(0, 10), (10, 20)], [(8, 14)], 1.0),
         ([(0, 10), (5, 20)], [(4, 24)], 0.8),  # of two submits at once nothing counts twice
-        ([(0, 10)], [(0, 5), (15, 20)], 0.5),
         ([], [(0, 10)], 0.0),
+        ([(0, 10)], [], None),
     ],
 )
 def test_the_overlapped_part(
-    computed: list[Interval], copied: list[Interval], fraction: float
+    computed: list[Interval], copied: list[Interval], fraction: float | None
 ) -> None:
     assert measured(computed, copied).fraction == pytest.approx(fraction)
 
@@ -192,10 +155,6 @@ def test_copies_may_be_told_of_before_what_they_overlap() -> None:
     found.computed([(32, 40)], EVER)
     assert (found.copied_ns, found.overlapped_ns) == (20, 5 + 8 + 3)
     assert found.fraction == pytest.approx(0.8)
-
-
-def test_nothing_copied_has_no_fraction() -> None:
-    assert measured([(0, 10)], []).fraction is None
 
 
 def test_random_intervals_against_a_plain_count() -> None:

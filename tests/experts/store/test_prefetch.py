@@ -14,7 +14,6 @@ import pytest
 from tests.experts.held_uploads import NOWHERE, HeldUploads, copies, inner, names, worker
 from vkmoe.errors import GpuError, VkmoeError
 from vkmoe.experts.store.copies import (
-    END_LIMIT_S,
     Job,
     JobCancelledError,
     Prefetcher,
@@ -200,7 +199,3 @@ def test_random_jobs_end_as_they_say(seed: int) -> None:
     assert not {copy[0] for copy in inner.begun} & {
         number for number, fate in fates.items() if fate == "cancelled"
     }
-
-
-def test_limits_are_those_that_the_tests_rely_on() -> None:
-    assert END_LIMIT_S < 10

@@ -59,14 +59,6 @@ def test_a_version_keeps_its_addresses_while_the_next_is_made(
     assert new[1][2] == 77 and new[2][0] == 88 and new[1][3] == (1 << 40) + 3
 
 
-def test_each_copy_gets_the_rows_it_missed(device: Device, table: ExpertTable) -> None:
-    """Rows changed one version ago are stale in the other copy."""
-    for step in range(12):
-        table.set(step % 3, step % 4, 1000 + step)
-        table.publish()
-        assert read(device, table, table.version) == table.entries.tolist()
-
-
 def test_no_change_means_no_version_and_no_write(table: ExpertTable) -> None:
     table.publish()
     version, n_writes = table.version, table.n_writes

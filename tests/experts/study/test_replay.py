@@ -29,7 +29,6 @@ from vkmoe.experts.study.replay import (
     belady_hits,
     bend_of_curve,
     ceiling,
-    first_uses,
     ladder,
     misses,
     run_sweep,
@@ -133,13 +132,6 @@ def test_residents_and_a_profile_are_there_before_the_first_token() -> None:
     seed = np.array([0, 0, 0, 0, 0, 0, 3.0, 0])
     warm = simulate(trace, CacheSettings("lru"), pools_of(1, 4), seed)
     assert warm.hits[:, 0].tolist() == [0, 2, 1, 2]
-
-
-def test_the_same_trace_gives_the_same_hits() -> None:
-    trace = trace_of(drifting(150, 2, 16, 4), 16)
-    first, second = (simulate(trace, CacheSettings("slru"), pools_of(2, 8)) for _ in range(2))
-    assert np.array_equal(first.hits, second.hits)
-    assert np.array_equal(first.n_promoted, second.n_promoted)
 
 
 # ----- how experts get into slots -----
@@ -264,23 +256,6 @@ def test_layers_of_their_own_are_served_as_if_alone() -> None:
     assert not hits[:, 1].any()
 
 
-def test_an_expert_that_comes_back_later_passes_by() -> None:
-    """0 and 1 alternate in one slot: holding on to 0 serves every second use of it."""
-    trace = of_ids([0], [1], [0], [1], [0], [1])
-    pool = PoolSpec((0,), 1, 0, 1)
-    assert belady_hits(trace.routing, trace.space, [pool])[:, 0].tolist() == [0, 0, 1, 0, 1, 0]
-
-
-def test_with_room_for_all_only_first_uses_miss() -> None:
-    routing, space = drifting(80, 2, 8, 2, seed=2), KeySpace(2, 8)
-    pools = make_pools([8, 8], [1, 1], 2, "layer")
-    n_misses = 160 - belady_hits(routing, space, pools).sum(axis=0)
-    assert np.array_equal(n_misses, first_uses(routing, space))
-    everything = np.ones((2, 8), np.bool_)
-    assert belady_hits(routing, space, pools, everything).min() == 2
-    assert not first_uses(routing, space, everything).any()
-
-
 CHOICES = st.builds(
     CacheSettings,
     policy=st.sampled_from(get_args(PolicyName)),
@@ -306,17 +281,6 @@ def test_no_policy_is_above_it(
     assert result.hits.sum() <= best.sum()
     if allocation == "layer":
         assert (result.layer_hits <= best.sum(axis=0)).all()
-
-
-@pytest.mark.parametrize("allocation", get_args(SlotSharing))
-def test_more_slots_never_hurt_it(allocation: SlotSharing) -> None:
-    routing, space = drifting(100, 3, 12, 3, seed=3), KeySpace(3, 12)
-    hits = [
-        belady_hits(routing, space, make_pools([n] * 3, [1] * 3, 3, allocation)).sum()
-        for n in range(1, 13)
-    ]
-    assert hits == sorted(hits)
-    assert hits[0] < hits[5] < hits[-1]
 
 
 # ----- sweeps -----
