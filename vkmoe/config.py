@@ -346,8 +346,8 @@ class EngineConfig:
     expert_profile: str | None = option(
         None,
         "File of expert uses: read at the start if it is there, so that the cache starts warm, and "
-        "written at the end. It tells which tokens there were, and which experts each used. A trace "
-        "of `vkmoe trace`, or an importance file of llama.cpp (imatrix, GGUF), is read only.",
+        "written at the end. It tells which tokens there were, and which experts each used. A "
+        "trace of `vkmoe trace`, or an importance file of llama.cpp (imatrix, GGUF), is read only.",
         metavar="FILE",
     )
     expert_stats: str | None = option(

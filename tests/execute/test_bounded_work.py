@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,8 +102,3 @@ def test_a_token_of_a_large_model_over_a_slow_link_becomes_some_submits() -> Non
     seconds = [8 * 3e6 / 2e9] * 48 + [0.0]
     assert len(groups(seconds)) == 3
     assert bound_submits([8 * 3e6 / 24e9] * 48 + [0.0]).borders == ()
-
-
-@pytest.mark.parametrize("n_parts", [1, 2, 5])
-def test_parts_too_large_to_share_are_submits_of_their_own(n_parts: int) -> None:
-    assert groups([TARGET_S * 1.5] * n_parts) == [[TARGET_S * 1.5]] * n_parts

@@ -18,6 +18,7 @@ __all__ = ["OnePool", "PolicyPool", "order", "random_tokens"]
 
 N_USED = 4
 
+
 def held_of(locations: Locations, pool: int) -> Keys:
     """The experts with slots of a pool, ascending."""
     return np.flatnonzero(locations.resident & (locations.pool_of == pool))

@@ -224,8 +224,9 @@ def test_what_is_kept_and_given_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         assert seen is not None
         assert sum(len(look.changes) for look in seen._looks) <= 2 * 6 * 32
         assert len(seen._runs) <= watch.MAX_RUNS
-        assert all(len(run[1]) <= watch.MAX_ROWS for run in seen._runs)
-        assert all(run[1].base is None for run in seen._runs if len(run[1]) == watch.MAX_ROWS)
+        kept = [use.routing for _, use in seen._runs]
+        assert all(len(routing) <= watch.MAX_ROWS for routing in kept)
+        assert all(routing.base is None for routing in kept if len(routing) == watch.MAX_ROWS)
 
 
 def test_a_dense_model_has_a_reason() -> None:

@@ -247,13 +247,13 @@ def bytes_by_way(engine: Engine) -> dict[str, int]:
     Reads totals alone, and may be called on any thread.
     """
     tracker, mode = engine.experts, engine.plan.mode
-    cache, missed = tracker.cache, tracker.missed_bytes
+    cache, missed = tracker.cache, tracker.totals.missed_bytes
     by_cpu = mode.by_cpu
     pool = cache.pool.tier.counters if cache is not None and cache.pool is not None else None
     return {
         "read_through": 0 if by_cpu else missed,
         "computed_by_cpu": missed if by_cpu else 0,
-        "copied": cache.copied_bytes if cache is not None else 0,
+        "copied": cache.counters.upload_bytes if cache is not None else 0,
         "landed": cache.landed_bytes if cache is not None else 0,
         "read_from_file": pool.copied_bytes if pool is not None else 0,
     }

@@ -177,25 +177,6 @@ def test_what_cannot_be_copied_is_not_fetched() -> None:
 # ----- in whose place -----
 
 
-def test_a_guess_takes_no_slot_of_what_the_token_used_or_is_under_way() -> None:
-    cache = taught(slots=8)
-    under_way: set[int] = set()
-    for n in range(100, 130):  # nothing lands any more
-        moves = token(cache, n)
-        victims = {move.victim for move in moves if move.victim != FREE}
-        assert not victims & (keys_of(n) | under_way)
-        under_way |= {move.key for move in moves}
-        cache.check_integrity()
-
-
-def test_a_hint_spares_what_the_layer_at_hand_needs() -> None:
-    """As many slots as a token uses, all needed now: none can be fetched."""
-    cache = taught(slots=USED, allocation="global", executor="stepped")
-    needed = np.flatnonzero(cache.locations.resident)
-    absent = np.flatnonzero(~cache.locations.resident)
-    assert cache.hint(absent, needed) == []
-
-
 def test_a_pinned_expert_stays() -> None:
     cache = taught(pins=(named(0, 31),))
     cache.arrived(token(cache, 0))

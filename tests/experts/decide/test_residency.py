@@ -62,12 +62,6 @@ def test_a_failed_copy_is_tried_again() -> None:
     assert [move.key for move in after_token(cache, used)] == [0, 18, 1, 19]
 
 
-def test_an_expert_in_flight_is_no_victim() -> None:
-    cache = residency(slots=2)
-    after_token(cache, np.array([(0, 1), (0, 1)], np.uint32))  # never lands
-    assert after_token(cache, np.array([(2, 3), (2, 3)], np.uint32)) == []
-
-
 def test_warm_pinning_takes_the_hottest_and_fetches_who_is_absent() -> None:
     cache = residency(slots=8, policy="lru", pins=(warm(2, 12),))
     for _ in range(5):
@@ -129,14 +123,6 @@ def test_residents_never_leave() -> None:
     for first in (2, 4, 6, 8):
         token(cache, (first, first + 1), (first, first + 1))
         assert {0, 1} <= held(cache)
-
-
-def test_residents_in_all_slots_mean_that_nothing_moves() -> None:
-    cache = residency(slots=4, pins=(named(9, 3, 7, 1),))
-    cache.arrived(cache.start())
-    for first in (2, 4, 6, 8):
-        assert token(cache, (first, first + 1), (first, first + 1)) == []
-    assert held(cache) == {1, 3, 7, 9}
 
 
 def test_a_profile_fills_the_slots_and_pins_at_once() -> None:

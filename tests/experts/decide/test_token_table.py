@@ -84,34 +84,6 @@ def test_sums_are_those_of_the_twin() -> None:
         assert np.allclose(table.expect(tokens, USUAL), twin.expect(tokens), atol=1e-12), tokens
 
 
-def test_what_a_token_uses_each_time_is_expected_of_it() -> None:
-    table = TokenTable(SPACE, N_USED)
-    ids = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [0, 9, 10, 15]], np.uint32)
-    assert (table.expect([7], USUAL) == USUAL).all(), "never seen: what all tokens use"
-    for n in (1, 2, 3):
-        table.learn(7, ids)
-        doubt = DOUBT / (n + DOUBT)
-        expected = np.zeros((3, 16))
-        np.put_along_axis(expected, ids.astype(np.int64), 1 - doubt, axis=1)
-        assert np.allclose(table.expect([7], USUAL), expected.ravel() + doubt * USUAL)
-        assert (table.expect([8], USUAL) == USUAL).all()
-
-
-def test_a_token_that_changes_its_ways_is_followed() -> None:
-    """After many occurrences a new one still counts one part in SLOWEST."""
-    table = TokenTable(SPACE, N_USED)
-    before, after = (
-        np.tile(np.arange(first, first + 4, dtype=np.uint32), (3, 1)) for first in (0, 8)
-    )
-    for _ in range(200):
-        table.learn(1, before)
-    nothing = np.zeros(SPACE.n_keys)
-    for _ in range(SLOWEST):
-        table.learn(1, after)
-    found = table.expect([1], nothing).reshape(3, 16)
-    assert (found[:, 8:12] > 0.55).all() and (found[:, :4] < 0.4).all()
-
-
 def test_the_id_that_occurred_longest_ago_makes_room() -> None:
     table = TokenTable(SPACE, N_USED, n_rows=3)
     ids = drawn(1)[0][1]

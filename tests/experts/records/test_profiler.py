@@ -45,8 +45,8 @@ def test_when_it_is_asked_does_not_change_the_counts(
         if n_tokens % 3:
             profiler.record(routing, found)
         else:  # all alike
-            profiler.record(routing, n_tokens % 2 == 0)
-            found[:] = n_tokens % 2 == 0
+            found = np.broadcast_to(np.bool_(n_tokens % 2 == 0), routing.shape)
+            profiler.record(routing, found)
         uses[layers, routing] += 1
         hits[layers, routing] += found
         assert profiler.n_tokens == n_tokens

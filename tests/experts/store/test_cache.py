@@ -105,16 +105,6 @@ def test_what_the_token_used_is_never_thrown_out_for_it(
             assert len(wanted & held) == 3, "no expert of this token was taken in"
 
 
-@pytest.mark.parametrize("delay", [None, FULL(0), FULL(1), 3])
-@pytest.mark.parametrize("allocation", ["layer", "global"])
-def test_slow_uploads_never_show(make: Make, delay: int | None, allocation: str) -> None:
-    """Copies that arrive tokens later: every read finds the right bytes, never poison."""
-    rig = make(3, allocation, delay)
-    rng = np.random.default_rng(1)
-    n_hits = sum(int(rig.token(random_routing(rng)).sum()) for _ in range(60))
-    assert n_hits > 40 and rig.cache.counters.n_evictions > 10
-
-
 def test_a_slot_is_not_written_while_an_older_submit_reads_it(make: Make) -> None:
     """Two submits in flight: the first still reads a slot whose expert the table has let go."""
     rig = make(2, delay=0)
@@ -320,17 +310,6 @@ def test_a_reply_begins_with_the_copies_that_the_last_chunk_of_its_prompt_had_no
     rig.cache.decide(Upcoming((5,)))
     rig.cache.settle()
     assert rig.cache.counters.n_uploads == copies
-
-
-def test_pinned_experts_stay(make: Make) -> None:
-    rig = make(4, pins=(warm(2, 4),))
-    for _ in range(4):
-        rig.token(routing((0, 1), (2, 3), (4, 5)))
-    assert rig.residency.pinned == [[0, 1], [2, 3], [4, 5]]
-    rng = np.random.default_rng(5)
-    for _ in range(30):
-        rig.token(random_routing(rng, skew=0.0))
-    assert rig.token(routing((0, 1), (2, 3), (4, 5))).all()
 
 
 CHOICES: list[dict[str, Any]] = [

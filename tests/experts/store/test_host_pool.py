@@ -66,15 +66,6 @@ def test_every_layer_reads_the_right_bytes(
     assert (slots == 0) == (rig.cache.counters.n_uploads == 0)
 
 
-def test_a_pool_of_top_k_reads_what_each_layer_uses(make: Make) -> None:
-    """The smallest pool there can be, with routing that never repeats."""
-    rig = make(N_USED, slots=0)
-    for token in range(8):
-        first = (2 * token) % SPACE.n_experts
-        rig.stepped_token(np.array([(first, first + 1)] * 3, np.uint32))
-    assert rig.cache.pool is not None and rig.cache.pool.counters.n_hits < 8
-
-
 def test_an_expert_in_a_slot_leaves_the_pool_first(make: Make) -> None:
     rig = make(4, slots=2)
     used = np.array([(0, 1)] * 3, np.uint32)

@@ -166,12 +166,13 @@ class Residency:
         if (foresight := self._forecasting) is not None:
             foresight.learn()
 
-    def exchange_with(self, host: Locations) -> None:
+    def exchange_with(self, host: Locations) -> Backing:
         """Note that `host` memory and slots hold the experts together from now on.
 
         Experts that are in slots alone do not leave until they are backed.
         """
         self.host, self.backing = host, Backing(self.locations, host)
+        return self.backing
 
     def to_back(self) -> list[Move]:
         """Return which experts get a home now, because they are next to leave, and whose place."""

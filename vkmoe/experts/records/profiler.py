@@ -65,11 +65,11 @@ class ExpertProfiler:
         self._counts = np.zeros((2, space.n_layers, space.n_experts), np.uint64)
         self._before: NDArray[np.uint64] | None = None
         self._together: dict[int, Tally] = {}
-        # Tokens not yet counted: routing, and which of it was found (or whether all was).
-        self._log: list[tuple[NDArray[np.uint32], NDArray[np.bool_] | bool]] = []
+        # Tokens not yet counted: routing, and which of it was found.
+        self._log: list[tuple[NDArray[np.uint32], NDArray[np.bool_]]] = []
 
-    def record(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_] | bool) -> None:
-        """Count one token's routing [n_layers, n_used]; `hits` alike, or one bool for all of it.
+    def record(self, routing: NDArray[np.uint32], hits: NDArray[np.bool_]) -> None:
+        """Count one token's routing [n_layers, n_used] and its hits, alike.
 
         Must hold: ids are below n_experts, the experts of a layer are distinct, every token has as
         many, and the arrays are not written to any more.
@@ -124,9 +124,7 @@ class ExpertProfiler:
         """Move the log into the counts."""
         log, self._log = self._log, []  # torn behind this, tokens are lost but none counts twice
         keys = self.space.keys_of(np.stack([ids for ids, _ in log]))  # [n, n_layers, n_used]
-        found = np.empty(keys.shape, np.bool_)
-        for i, (_, hits) in enumerate(log):
-            found[i] = hits
+        found = np.stack([hits for _, hits in log])
         for counts, used in zip(self._counts, (keys.reshape(-1), keys[found]), strict=True):
             new = np.bincount(used, minlength=self.space.n_keys).astype(np.uint64)
             counts += new.reshape(counts.shape)

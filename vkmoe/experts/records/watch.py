@@ -8,7 +8,6 @@ JSON (vkmoe/view/), and moves nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -65,11 +64,9 @@ class ExpertWatch:
         pool: PoolResidency | None,
         elsewhere: Places,
         first_version: int = 0,
-        clock: Callable[[], float] = monotonic,
     ) -> None:
         """Begin to watch; `elsewhere` [n_keys] says where experts are that have no slot."""
         self._residency, self._pool, self._elsewhere = residency, pool, elsewhere
-        self._clock = clock
         residency.reasons = self._reasons = Reasons(residency.space)
         self._pool_reasons = Reasons(residency.space)
         if pool is not None:
@@ -81,11 +78,11 @@ class ExpertWatch:
         self._settings = self._current_settings()
         self._looks: deque[_Look] = deque()
         self._n_changes, self._most = 0, max(LEAST_CHANGES, 2 * residency.space.n_keys)
-        self._runs: deque[tuple[int, Routing, NDArray[np.bool_] | bool]] = deque(maxlen=MAX_RUNS)
+        self._runs: deque[tuple[int, Use]] = deque(maxlen=MAX_RUNS)  # by version
         self._n_runs = self._seen_runs = 0
         self._n_uses = self._first_uses = 0  # until now, and until the first version
         self._tallies: deque[tuple[float, Tally]] = deque(maxlen=MAX_TALLIES)
-        self._asked_at = clock()
+        self._asked_at = monotonic()
 
     def stop(self) -> None:
         """End the watch: nothing notes reasons any more."""
@@ -95,17 +92,14 @@ class ExpertWatch:
 
     # ----- what is noted of runs -----
 
-    def ran(self, routing: Routing, hits: NDArray[np.bool_] | bool) -> bool:
+    def ran(self, routing: Routing, hits: NDArray[np.bool_]) -> bool:
         """Note what tokens used, which is kept; return False if the view seems to be gone."""
-        now, n_uses = self._clock(), routing.size
-        n_left_out = max(0, len(routing) - MAX_ROWS)
-        n_hits = n_uses * hits if isinstance(hits, bool) else int(np.count_nonzero(hits))
-        if n_left_out:  # a copy: a part of it would keep all
-            routing = routing[n_left_out:].copy()
-            hits = hits if isinstance(hits, bool) else hits[n_left_out:].copy()
-        self._n_uses += n_uses
-        self._runs.append((self.version + 1, routing, hits))
-        self._tallies.append((now, Tally(n_uses, n_hits)))
+        now, tally = monotonic(), Tally(routing.size, int(np.count_nonzero(hits)))
+        if len(routing) > MAX_ROWS:  # a copy: a part of it would keep all
+            routing, hits = routing[-MAX_ROWS:].copy(), hits[-MAX_ROWS:].copy()
+        self._n_uses += tally.n_uses
+        self._runs.append((self.version + 1, Use(routing, hits)))
+        self._tallies.append((now, tally))
         self._n_runs += 1
         return now - self._asked_at < IDLE_S
 
@@ -135,7 +129,7 @@ class ExpertWatch:
 
     def ask(self) -> None:
         """Note that the view asks, and look."""
-        self._asked_at = self._clock()
+        self._asked_at = monotonic()
         self.look()
 
     @property
@@ -153,11 +147,7 @@ class ExpertWatch:
 
     def uses(self, since: int) -> list[Use]:
         """Return what the last runs used since a version."""
-        return [
-            Use(routing, np.broadcast_to(hits, routing.shape))
-            for version, routing, hits in self._runs
-            if since < version <= self.version
-        ]
+        return [use for version, use in self._runs if since < version <= self.version]
 
     def n_uses(self, since: int) -> int:
         """Count the uses since a version, also those that are not kept."""
@@ -167,7 +157,7 @@ class ExpertWatch:
 
     def tally_of(self, seconds: float) -> Tally:
         """Return the uses and hits of the last so many seconds, as far as they are remembered."""
-        since = self._clock() - seconds
+        since = monotonic() - seconds
         recent = [tally for at, tally in self._tallies if at >= since]
         return Tally(sum(tally.n_uses for tally in recent), sum(tally.n_hits for tally in recent))
 

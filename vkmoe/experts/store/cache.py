@@ -151,11 +151,6 @@ class ExpertCache:
         return Totals(self.missed_bytes, self._tier.counters.stall_ns, file_ns)
 
     @property
-    def copied_bytes(self) -> int:
-        """Return the bytes that were copied into slots."""
-        return self._tier.counters.copied_bytes
-
-    @property
     def most_slots(self) -> list[int]:
         """Return how many slots each pool can have in use: less where some were given back."""
         locations = self.residency.locations

@@ -34,7 +34,7 @@ class Exchange:
 
         `wait`: the next decision waits for the copies.
         """
-        residency.exchange_with(pool.locations)
+        self._backing = residency.exchange_with(pool.locations)
         self._residency, self._pool, self._wait = residency, pool, wait
         self.tier = Tier(
             pool.tier.table,
@@ -69,8 +69,6 @@ class Exchange:
 
         To be called once for each run, when it is decided what moves for it.
         """
-        backing = self._residency.backing
-        assert backing is not None
         sizes, n_experts = self.tier.span_bytes, self._residency.space.n_experts
         moves = []
         for move in self._residency.to_back():
@@ -82,21 +80,17 @@ class Exchange:
 
     def has_room_for(self, keys: Keys) -> bool:
         """Return whether all these experts can leave their slots once they are written back."""
-        backing = self._residency.backing
-        assert backing is not None
-        return backing.has_room(keys)
+        return self._backing.has_room(keys)
 
     def back(self, keys: Keys) -> bool:
         """Write experts back that are to leave, and wait; return whether all of them can leave now.
 
         Raises DeviceLostError. Must hold: no submit is in flight.
         """
-        backing = self._residency.backing
-        assert backing is not None
         self._finish()
-        self._bring(backing.for_leaving(keys, self._residency.leaving_order()))
+        self._bring(self._backing.for_leaving(keys, self._residency.leaving_order()))
         self._finish()
-        return not backing.unbacked[keys].any()
+        return not self._backing.unbacked[keys].any()
 
     def _finish(self) -> None:
         """Carry out all that waits: for a submit, which has ended, or for room in a queue."""

@@ -55,7 +55,7 @@ class ExpertTracker:
         self._host_ns = 0  # of the last token
         self._began_ns = 0  # the last submit
         self._reader = 0  # the number that the table gave to it
-        self._absent_bytes, self._per_expert = absent_bytes, int(absent_bytes.sum())
+        self._absent_bytes = absent_bytes
         self._read_bytes = 0  # of experts that were not on the device, without a cache
         self.tally = Tally(0, 0)  # of all runs
         self.watch: ExpertWatch | None = None  # of the view of experts, while that is looked at
@@ -74,11 +74,6 @@ class ExpertTracker:
             self.residency.learn()
         if self.watch is not None:
             self.watch.look()
-
-    @property
-    def missed_bytes(self) -> int:
-        """Return the bytes of the experts that runs used and that had no slot."""
-        return self.cache.missed_bytes if self.cache is not None else self._read_bytes
 
     @property
     def totals(self) -> Totals:
@@ -165,10 +160,6 @@ class ExpertTracker:
         land; None: none. `n_decoded`: the sequences that were decoded; 0 if these were prompts.
         `tokens` are their ids.
         """
-        resident = self._resident
-        hits: NDArray[np.bool_] | bool = bool(resident.all())
-        if not hits and resident.any():
-            hits = np.broadcast_to(resident[:, None], routing.shape)
         if self.cache is not None:
             # Chunks of prompts take much longer than the tokens that copies run beside.
             host_ns = self._host_ns if n_decoded else 0
@@ -176,15 +167,13 @@ class ExpertTracker:
         else:
             keys = self.residency.observe(routing, tokens)
             self.residency.leave()
-            if self._per_expert and len(keys) == 1:
-                self._read_bytes += keys.shape[2] * self._per_expert
-            elif self._per_expert:
-                everything = np.ones(keys.shape, np.bool_)
-                n_used = count_misses(keys, everything, self.residency.space.n_experts)
-                self._read_bytes += int(n_used.dot(self._absent_bytes))
-        for row, ids in enumerate(routing):
-            self.profiler.record(ids, hits if isinstance(hits, bool) else hits[row])
-        n_hits = routing.size * hits if isinstance(hits, bool) else int(np.count_nonzero(hits))
+            hits = np.broadcast_to(self._resident[:, None], routing.shape)
+            if self._absent_bytes.any():
+                n_missed = count_misses(keys, ~hits, self.residency.space.n_experts)
+                self._read_bytes += int(n_missed.dot(self._absent_bytes))
+        for ids, found in zip(routing, hits, strict=True):
+            self.profiler.record(ids, found)
+        n_hits = int(np.count_nonzero(hits))
         self.tally = Tally(self.tally.n_uses + routing.size, self.tally.n_hits + n_hits)
         if n_decoded:
             self.profiler.note_together(n_decoded, Tally(routing.size, n_hits))
