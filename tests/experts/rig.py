@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
@@ -27,7 +29,7 @@ from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 
-__all__ = ["DelayedUploads", "Rig"]
+__all__ = ["FULL", "N_USED", "SIZES", "SPACE", "DelayedUploads", "MakeRig", "Rig", "random_routing"]
 
 Routing = NDArray[np.uint32]
 
@@ -111,6 +113,19 @@ class _Arrived:
 
     def interval(self) -> tuple[int, int] | None:
         return None
+
+
+SPACE, N_USED = KeySpace(n_layers=3, n_experts=8), 2
+SIZES = [256, 768, 256]  # of the experts of each layer: two share their host slots
+FULL = partial(pytest.param, marks=pytest.mark.full)
+
+
+def random_routing(rng: np.random.Generator, skew: float = 1.0, first: int = 0) -> Routing:
+    """Distinct ids of each layer [n_layers, n_used], those from `first` on more often."""
+    weights = np.roll(1.0 / np.arange(1, SPACE.n_experts + 1) ** skew, first)
+    chances = weights / weights.sum()
+    rows = [rng.choice(SPACE.n_experts, N_USED, False, chances) for _ in range(SPACE.n_layers)]
+    return np.stack(rows).astype(np.uint32)
 
 
 class Rig(Closing):
@@ -290,3 +305,6 @@ class Rig(Closing):
         if place.buffer.mapped:
             return place.buffer.view()[start : start + n_bytes]
         return self.transfer.read(place.buffer, start, n_bytes)
+
+
+MakeRig = Callable[..., Rig]  # as store/conftest.py makes one

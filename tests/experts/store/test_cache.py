@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -13,58 +11,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.experts.pins import named, warm
-from tests.experts.rig import Rig
+from tests.experts.rig import FULL, N_USED, SPACE, MakeRig, random_routing
 from vkmoe.choices import PolicyName
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
-from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.store.cache import count_misses
 from vkmoe.experts.store.copies import CopyBudget
 from vkmoe.gpu import arena
-from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
 
-SPACE = KeySpace(n_layers=3, n_experts=8)
-N_USED = 2
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
-Make = Callable[..., Rig]
-FULL = partial(pytest.param, marks=pytest.mark.full)
-
-
-@pytest.fixture
-def make(device: Device, nothing_left: None) -> Iterator[Make]:
-    """Makes a rig with `slots` per layer; the middle layer's experts are larger."""
-    made: list[Rig] = []
-
-    def rig(slots: int = 4, allocation: Any = "layer", delay: int | None = None,
-            policy: PolicyName = "slru", **choices: Any) -> Rig:  # fmt: skip
-        pools = make_pools([slots] * 3, [256, 768, 256], N_USED, allocation)
-        seed, n_landing = choices.pop("seed", None), choices.pop("n_landing", 0)
-        asked = CacheSettings(policy, **choices)
-        rig = Rig(device, SPACE, pools, asked, delay, seed, n_landing=n_landing)
-        made.append(rig)
-        return rig
-
-    yield rig
-    for one in made:
-        one.close()
 
 
 def routing(*rows: tuple[int, ...]) -> Any:
     return np.array(rows, np.uint32)
 
 
-def random_routing(rng: np.random.Generator, skew: float = 1.0) -> Any:
-    """Distinct ids per layer, low ones more often."""
-    weights = 1.0 / np.arange(1, SPACE.n_experts + 1) ** skew
-    return np.stack(
-        [rng.choice(SPACE.n_experts, N_USED, replace=False, p=weights / weights.sum())
-         for _ in range(SPACE.n_layers)]
-    ).astype(np.uint32)  # fmt: skip
-
-
-def test_a_missed_expert_is_in_a_slot_for_the_next_token(make: Make) -> None:
+def test_a_missed_expert_is_in_a_slot_for_the_next_token(make: MakeRig) -> None:
     rig = make()
     used = routing((0, 1), (2, 3), (4, 5))
     assert not rig.token(used).any()
@@ -74,7 +37,7 @@ def test_a_missed_expert_is_in_a_slot_for_the_next_token(make: Make) -> None:
     assert rig.cache.counters.missed_bytes == 2 * (256 + 768 + 256)
 
 
-def test_nothing_moves_while_everything_hits(make: Make) -> None:
+def test_nothing_moves_while_everything_hits(make: MakeRig) -> None:
     rig = make()
     used = routing((0, 1), (2, 3), (4, 5))
     rig.token(used)
@@ -89,10 +52,10 @@ def test_nothing_moves_while_everything_hits(make: Make) -> None:
 @pytest.mark.parametrize("allocation", ["layer", "global"])
 @pytest.mark.parametrize("slots", [1, 2, 8])
 def test_what_the_token_used_is_never_thrown_out_for_it(
-    make: Make, policy: PolicyName, allocation: str, slots: int
+    make: MakeRig, policy: PolicyName, allocation: str, slots: int
 ) -> None:
     """Adversarial: every token uses what the last one did not, at the smallest capacities."""
-    rig = make(slots, allocation, policy=policy)
+    rig = make(slots, allocation=allocation, policy=policy)
     for token in range(24):
         first = (2 * token) % SPACE.n_experts
         used = routing(*[(first, first + 1)] * 3)
@@ -105,7 +68,7 @@ def test_what_the_token_used_is_never_thrown_out_for_it(
             assert len(wanted & held) == 3, "no expert of this token was taken in"
 
 
-def test_a_slot_is_not_written_while_an_older_submit_reads_it(make: Make) -> None:
+def test_a_slot_is_not_written_while_an_older_submit_reads_it(make: MakeRig) -> None:
     """Two submits in flight: the first still reads a slot whose expert the table has let go."""
     rig = make(2, delay=0)
     old, new = routing((0, 1), (0, 1), (0, 1)), routing((2, 3), (2, 3), (2, 3))
@@ -126,7 +89,7 @@ def test_a_slot_is_not_written_while_an_older_submit_reads_it(make: Make) -> Non
 
 
 def test_uploads_that_fail_leave_experts_at_home(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: MakeRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make()
     rng = np.random.default_rng(2)
@@ -145,7 +108,7 @@ def test_uploads_that_fail_leave_experts_at_home(
 @pytest.mark.parametrize("error", [GpuError, OutOfMemoryError])
 @pytest.mark.parametrize("delay", [None, 2])
 def test_single_failures_at_any_time_change_nothing_read(
-    make: Make, delay: int | None, error: type[GpuError], caplog: pytest.LogCaptureFixture
+    make: MakeRig, delay: int | None, error: type[GpuError], caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make(3, delay=delay)
     rig.uploads.error = error
@@ -157,7 +120,7 @@ def test_single_failures_at_any_time_change_nothing_read(
     assert rig.cache.counters.n_failed_uploads > 5 and rig.cache.counters.n_uploads > 5
 
 
-def test_a_lost_device_is_passed_on(make: Make) -> None:
+def test_a_lost_device_is_passed_on(make: MakeRig) -> None:
     rig = make()
     rig.uploads.failures, rig.uploads.error = 1, DeviceLostError
     rig.token(routing((0, 1), (2, 3), (4, 5)))
@@ -165,7 +128,7 @@ def test_a_lost_device_is_passed_on(make: Make) -> None:
         rig.begin()
 
 
-def test_a_copy_is_taken_back_while_a_submit_reads_what_it_replaces(make: Make) -> None:
+def test_a_copy_is_taken_back_while_a_submit_reads_what_it_replaces(make: MakeRig) -> None:
     rig = make(2, delay=1)
     rng = np.random.default_rng(3)
     used = random_routing(rng)
@@ -195,10 +158,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("delay", [None, 1])
 @pytest.mark.parametrize("allocation", ["layer", FULL("global")])
 def test_slots_are_given_back_between_tokens(
-    make: Make, small_chunks: None, allocation: str, delay: int | None, n_landing: int
+    make: MakeRig, small_chunks: None, allocation: str, delay: int | None, n_landing: int
 ) -> None:
     """What they held is read at home from then on; each layer keeps some, to the end."""
-    rig = make(6, allocation, delay, n_landing=n_landing, pins=(warm(1, 3),))
+    rig = make(6, None, delay, n_landing, allocation, pins=(warm(1, 3),))
     rng, locations = np.random.default_rng(5), rig.residency.locations
     before, freed = rig.slots.n_bytes, 0
     while True:
@@ -223,7 +186,7 @@ def test_slots_are_given_back_between_tokens(
     assert rig.cache.give_back(1 << 40) == (0, 0), "no more can be given back"
 
 
-def test_much_is_given_back_at_once(make: Make, small_chunks: None) -> None:
+def test_much_is_given_back_at_once(make: MakeRig, small_chunks: None) -> None:
     rig = make(6)
     rng = np.random.default_rng(6)
     for _ in range(6):
@@ -236,7 +199,7 @@ def test_much_is_given_back_at_once(make: Make, small_chunks: None) -> None:
 
 
 @pytest.mark.parametrize("delay", [FULL(None), FULL(0), 3])
-def test_slots_come_and_go_between_any_tokens(make: Make, delay: int | None) -> None:
+def test_slots_come_and_go_between_any_tokens(make: MakeRig, delay: int | None) -> None:
     """Also while copies are under way; no token reads a slot that is out of use."""
     rig = make(6, delay=delay, n_landing=1)
     rng, locations = np.random.default_rng(4), rig.cache.residency.locations
@@ -252,7 +215,7 @@ def test_slots_come_and_go_between_any_tokens(make: Make, delay: int | None) -> 
         assert (held <= wanted).all()
 
 
-def test_residents_and_a_profile_are_there_for_the_first_token(make: Make) -> None:
+def test_residents_and_a_profile_are_there_for_the_first_token(make: MakeRig) -> None:
     rig = make(4, pins=(named(6, 7),))
     assert rig.token(routing((6, 7), (6, 7), (6, 7))).all()
     counts = np.zeros(SPACE.n_keys)
@@ -261,7 +224,7 @@ def test_residents_and_a_profile_are_there_for_the_first_token(make: Make) -> No
     assert warm.token(routing((1, 2), (3, 4), (0, 5))).all()
 
 
-def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: Make) -> None:
+def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: MakeRig) -> None:
     """Every use counts as a miss, but its bytes are read, and have a place to land, once."""
     rig = make(4)
     rig.token(routing((0, 1), (2, 3), (4, 5)))
@@ -285,7 +248,7 @@ def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: Make) -> None:
     ("n_rows", "later", "copies"), [(1, (), 0), (1, (7,), 0), (9, (), 0), (9, (7,), 6)]
 )
 def test_free_slots_are_filled_without_a_budget_before_a_long_chunk_that_another_follows(
-    make: Make, n_rows: int, later: tuple[int, ...], copies: int
+    make: MakeRig, n_rows: int, later: tuple[int, ...], copies: int
 ) -> None:
     """That one need not bring what was copied; a reply may have no use for it."""
     rig = make(4, delay=0)
@@ -300,7 +263,7 @@ def test_free_slots_are_filled_without_a_budget_before_a_long_chunk_that_another
 
 @pytest.mark.parametrize(("n_rows", "copies"), [(1, 1), (8, 1), (9, 6)])
 def test_a_reply_begins_with_the_copies_that_the_last_chunk_of_its_prompt_had_no_bytes_for(
-    make: Make, n_rows: int, copies: int
+    make: MakeRig, n_rows: int, copies: int
 ) -> None:
     """A token has bytes for the first expert alone; nine rows have those of nine tokens."""
     rig = make(4, delay=0)
@@ -329,10 +292,10 @@ CHOICES: list[dict[str, Any]] = [
     failing=st.sets(st.integers(0, 24)),
 )
 def test_random_tokens_read_the_right_bytes(
-    make: Make, slots: int, policy: PolicyName, allocation: str, delay: int | None,
+    make: MakeRig, slots: int, policy: PolicyName, allocation: str, delay: int | None,
     choice: dict[str, Any], seed: int, failing: set[int],
 ) -> None:  # fmt: skip
-    rig = make(slots, allocation, delay, policy, **choice)
+    rig = make(slots, None, delay, 0, allocation, policy=policy, **choice)
     rng = np.random.default_rng(seed)
     for token in range(25):
         rig.uploads.failures = int(token in failing)
@@ -341,7 +304,7 @@ def test_random_tokens_read_the_right_bytes(
 
 
 @pytest.mark.parametrize("delay", [None, 0, 1])
-def test_ctrl_c_while_copies_are_waited_for_is_survived(make: Make, delay: int | None) -> None:
+def test_ctrl_c_while_copies_are_waited_for_is_survived(make: MakeRig, delay: int | None) -> None:
     """Also while slots come and go. What was waited for arrives later, and no byte is wrong."""
     rig = make(4, delay=delay)
     rng, whole, n_interrupted = np.random.default_rng(7), rig.cache.most_slots, 0

@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.experts.rig import Rig
+from tests.experts.rig import FULL, SPACE, MakeRig, Rig, random_routing
 from vkmoe.errors import DeviceLostError
-from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.gpu import arena
-from vkmoe.gpu.device import Device
 
-SPACE = KeySpace(n_layers=3, n_experts=8)
-N_USED = 2
-SIZES = [256, 768, 256]  # so that two layers share their host places
-N_PLACES = {1: 14, 2: 12, 3: 10, 4: 8}  # of 16 and of 8 experts: both sizes have some to spare
-Make = Callable[..., Rig]
-FULL = partial(pytest.param, marks=pytest.mark.full)
+# Host slots of 16 and of 8 experts, by slots: both sizes have some to spare.
+N_PLACES = {1: 14, 2: 12, 3: 10, 4: 8}
 
 
 @pytest.fixture
-def make(device: Device, nothing_left: None) -> Iterator[Make]:
-    """Makes a rig with `slots` per layer, and so many places for each of the two sizes."""
-    made: list[Rig] = []
-
-    def rig(slots: int, places: int, delay: int | None = None, n_landing: int = 0, **choices: Any
-            ) -> Rig:  # fmt: skip
-        pools = make_pools([slots] * 3, SIZES, N_USED, choices.pop("allocation", "layer"))
-        settings = CacheSettings(
-            choices.pop("policy", "slru"), fills=True, exchanges=True, **choices
-        )
-        rig = Rig(device, SPACE, pools, settings, delay, None, places, SIZES, n_landing)
-        made.append(rig)
-        return rig
-
-    yield rig
-    for one in made:
-        one.close()
-
-
-def random_routing(rng: np.random.Generator, first: int = 0) -> Any:
-    """Ids of each layer, those from `first` on more often."""
-    weights = np.roll(1.0 / np.arange(1, SPACE.n_experts + 1), first)
-    return np.stack(
-        [
-            rng.choice(SPACE.n_experts, N_USED, replace=False, p=weights / weights.sum())
-            for _ in range(SPACE.n_layers)
-        ]
-    ).astype(np.uint32)
+def make(make: MakeRig) -> MakeRig:
+    """Makes rigs whose slots and places hold the experts together."""
+    return partial(make, fills=True, exchanges=True)
 
 
 def n_written_back(rig: Rig) -> int:
@@ -64,7 +30,7 @@ def n_written_back(rig: Rig) -> int:
 @pytest.mark.parametrize("allocation", ["layer", "global"])
 @pytest.mark.parametrize("policy", [FULL("lru"), "forecast"])
 def test_experts_exchange_places_and_every_byte_is_right(
-    make: Make, policy: str, allocation: str, n_landing: int, delay: int | None
+    make: MakeRig, policy: str, allocation: str, n_landing: int, delay: int | None
 ) -> None:
     """The smaller size has 16 experts, 6 slots and 11 places: one to spare."""
     rig = make(3, 11, delay, n_landing, policy=policy, allocation=allocation)
@@ -77,7 +43,7 @@ def test_experts_exchange_places_and_every_byte_is_right(
     assert rig.cache.pool is not None and rig.cache.pool.counters.n_reads >= SPACE.n_keys - 1
 
 
-def test_what_is_used_most_comes_to_the_device(make: Make) -> None:
+def test_what_is_used_most_comes_to_the_device(make: MakeRig) -> None:
     """Experts that had no place of their own leave for those that are used from now on."""
     rig = make(3, 11)
     used = np.array([(6, 7)] * 3, np.uint32)
@@ -86,7 +52,7 @@ def test_what_is_used_most_comes_to_the_device(make: Make) -> None:
     assert hits[[0, 2]].all(), "the experts of every token are not in slots"
 
 
-def test_without_anything_to_spare_nothing_leaves(make: Make) -> None:
+def test_without_anything_to_spare_nothing_leaves(make: MakeRig) -> None:
     """Experts without a place stay, and those with one are read there."""
     rig = make(4, 8)
     start, rng = rig.residency.present.copy(), np.random.default_rng(1)
@@ -95,7 +61,7 @@ def test_without_anything_to_spare_nothing_leaves(make: Make) -> None:
     assert (rig.residency.present[[0, 2]] == start[[0, 2]]).all() and n_written_back(rig) == 0
 
 
-def test_what_is_to_leave_is_backed_and_no_more(make: Make) -> None:
+def test_what_is_to_leave_is_backed_and_no_more(make: MakeRig) -> None:
     """With half of the slots to spare, what leaves next has a place; the others are not copied."""
     rig = make(4, 14)
     used = np.array([(0, 1)] * 3, np.uint32)
@@ -112,7 +78,7 @@ def test_what_is_to_leave_is_backed_and_no_more(make: Make) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
-def test_layer_by_layer_nothing_is_read_from_the_file(make: Make, slots: int) -> None:
+def test_layer_by_layer_nothing_is_read_from_the_file(make: MakeRig, slots: int) -> None:
     rig = make(slots, N_PLACES[slots] + 1, 0)
     assert rig.cache.pool is not None
     n_reads, rng = rig.cache.pool.counters.n_reads, np.random.default_rng(slots)
@@ -124,7 +90,7 @@ def test_layer_by_layer_nothing_is_read_from_the_file(make: Make, slots: int) ->
 @pytest.mark.parametrize("delay", [None, 1])
 @pytest.mark.parametrize("at_start", [False, True])
 def test_copies_that_fail_leave_every_expert_somewhere(
-    make: Make, delay: int | None, at_start: bool
+    make: MakeRig, delay: int | None, at_start: bool
 ) -> None:
     rig = make(3, 12, delay)
     rng = np.random.default_rng(5)
@@ -138,7 +104,7 @@ def test_copies_that_fail_leave_every_expert_somewhere(
     assert rig.cache.counters.n_uploads > 0 and n_written_back(rig) > 0
 
 
-def test_a_lost_device_is_passed_on(make: Make) -> None:
+def test_a_lost_device_is_passed_on(make: MakeRig) -> None:
     rig = make(3, 11)
     rig.uploads.failures, rig.uploads.error = 1000, DeviceLostError
     rng = np.random.default_rng(5)
@@ -150,7 +116,7 @@ def test_a_lost_device_is_passed_on(make: Make) -> None:
 @pytest.mark.parametrize("n_landing", [0, 2])
 @pytest.mark.parametrize("delay", [None, 1])
 def test_slots_come_and_go_as_far_as_host_memory_has_room(
-    make: Make, delay: int | None, n_landing: int
+    make: MakeRig, delay: int | None, n_landing: int
 ) -> None:
     """What was to be written back waits for the submit that reads its place, which is over then."""
     n_resized = n_waited = 0
@@ -171,7 +137,7 @@ def test_slots_come_and_go_as_far_as_host_memory_has_room(
 
 
 def test_experts_are_written_back_however_few_copies_a_queue_takes(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vkmoe.experts.store.cache.OVERLAPPED_SUBMIT_BYTES", 1)
     rig = make(6, 8, 1)  # 4 places to spare, of 12 slots of the smaller size
@@ -185,7 +151,7 @@ def test_experts_are_written_back_however_few_copies_a_queue_takes(
 
 
 def test_memory_is_given_back_as_far_as_host_memory_has_room(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arena, "SLOT_CHUNK", 1024)
     for seed in range(8):
@@ -200,7 +166,9 @@ def test_memory_is_given_back_as_far_as_host_memory_has_room(
 
 
 @pytest.mark.parametrize("delay", [None, 0, 1])
-def test_ctrl_c_while_experts_are_written_back_is_survived(make: Make, delay: int | None) -> None:
+def test_ctrl_c_while_experts_are_written_back_is_survived(
+    make: MakeRig, delay: int | None
+) -> None:
     """By a token, or because slots go: every expert stays somewhere, and no byte is wrong."""
     rig, rng, n_interrupted = make(3, 12, delay, 1), np.random.default_rng(7), 0
     whole = rig.cache.most_slots

@@ -3,62 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.experts.rig import Rig
+from tests.experts.rig import FULL, N_USED, SPACE, MakeRig, random_routing
 from vkmoe.errors import DeviceLostError, VkmoeError
-from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.settings import CacheSettings, make_pools
 from vkmoe.experts.store.copies import Copy, CopyBudget, QueueFullError, Upload
-from vkmoe.gpu.device import Device
-
-SPACE = KeySpace(n_layers=3, n_experts=8)
-N_USED = 2
-SIZES = [256, 768, 256]
-Make = Callable[..., Rig]
-FULL = partial(pytest.param, marks=pytest.mark.full)
-
-
-@pytest.fixture
-def make(device: Device, nothing_left: None) -> Iterator[Make]:
-    """Makes a rig with `slots` per layer over `host_slots` for each of the two sizes of expert."""
-    made: list[Rig] = []
-
-    def rig(host_slots: int, slots: int = 2, delay: int | None = None, **choices: Any) -> Rig:
-        pools = make_pools([slots] * 3, SIZES, N_USED, "layer")
-        seed = choices.pop("seed", None)
-        settings = CacheSettings(choices.pop("policy", "slru"), **choices)
-        rig = Rig(device, SPACE, pools, settings, delay, seed, n_host_slots=host_slots, sizes=SIZES)
-        made.append(rig)
-        return rig
-
-    yield rig
-    for one in made:
-        one.close()
-
-
-def random_routing(rng: np.random.Generator) -> Any:
-    return np.stack(
-        [rng.choice(SPACE.n_experts, N_USED, replace=False) for _ in range(SPACE.n_layers)]
-    ).astype(np.uint32)
 
 
 @pytest.mark.parametrize("delay", [None, FULL(0), 2])
 @pytest.mark.parametrize("slots", [0, FULL(1), 3])
 @pytest.mark.parametrize("host_slots", [N_USED, 5, 16])
 def test_every_layer_reads_the_right_bytes(
-    make: Make, host_slots: int, slots: int, delay: int | None
+    make: MakeRig, host_slots: int, slots: int, delay: int | None
 ) -> None:
-    rig = make(host_slots, slots, delay)
+    rig = make(slots, host_slots, delay)
     rng = np.random.default_rng(host_slots)
     for _ in range(20):
-        rig.stepped_token(random_routing(rng))
+        rig.stepped_token(random_routing(rng, 0.0))
     pool = rig.cache.pool
     assert pool is not None
     counters = pool.counters
@@ -66,8 +31,8 @@ def test_every_layer_reads_the_right_bytes(
     assert (slots == 0) == (rig.cache.counters.n_uploads == 0)
 
 
-def test_an_expert_in_a_slot_leaves_the_pool_first(make: Make) -> None:
-    rig = make(4, slots=2)
+def test_an_expert_in_a_slot_leaves_the_pool_first(make: MakeRig) -> None:
+    rig = make(2, 4)
     used = np.array([(0, 1)] * 3, np.uint32)
     rig.stepped_token(used)
     rig.stepped_token(used)  # in slots now
@@ -79,15 +44,15 @@ def test_an_expert_in_a_slot_leaves_the_pool_first(make: Make) -> None:
     assert not here[[0, 1]].all(), "twice in memory while others were read again"
 
 
-def test_what_is_in_neither_tier_has_no_address(make: Make) -> None:
-    rig = make(N_USED, slots=0)
+def test_what_is_in_neither_tier_has_no_address(make: MakeRig) -> None:
+    rig = make(0, N_USED)
     rng = np.random.default_rng(1)
-    rig.stepped_token(random_routing(rng))
+    rig.stepped_token(random_routing(rng, 0.0))
     assert (rig.table.entries == 0).sum() == SPACE.n_keys - 2 * N_USED
 
 
-def test_reading_while_something_is_computed_is_hidden(make: Make) -> None:
-    rig = make(6, slots=0, delay=0)
+def test_reading_while_something_is_computed_is_hidden(make: MakeRig) -> None:
+    rig = make(0, 6, 0)
     pool = rig.cache.pool
     assert pool is not None and pool.counters.hidden is None, "what was read at the start counts"
     absent = np.flatnonzero(~pool.locations.present)
@@ -97,7 +62,7 @@ def test_reading_while_something_is_computed_is_hidden(make: Make) -> None:
     pool.computed((began, perf_counter_ns()))
     first = pool.counters
     assert first.hidden == 1.0 and first.read_ns > 0
-    rig.stepped_token(random_routing(np.random.default_rng(8)))  # tells of nothing computed
+    rig.stepped_token(random_routing(np.random.default_rng(8), 0.0))  # tells of nothing computed
     pool.computed((perf_counter_ns(), perf_counter_ns() + 1))
     both = pool.counters
     assert both.read_ns > first.read_ns and both.hidden == first.read_ns / both.read_ns
@@ -105,51 +70,51 @@ def test_reading_while_something_is_computed_is_hidden(make: Make) -> None:
 
 @pytest.mark.parametrize("at_start", [False, True])
 def test_a_read_that_fails_once_is_repeated(
-    make: Make, at_start: bool, caplog: pytest.LogCaptureFixture
+    make: MakeRig, at_start: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make(3, delay=0)
+    rig = make(2, 3, 0)
     rng = np.random.default_rng(2)
     with caplog.at_level(logging.WARNING, "vkmoe"):
         for _ in range(10):
             rig.file.failures, rig.file.fail_at_start = 1, at_start
-            rig.stepped_token(random_routing(rng))
+            rig.stepped_token(random_routing(rng, 0.0))
     assert rig.cache.pool is not None and rig.cache.pool.counters.n_failed > 5
     assert len(caplog.records) == 1
 
 
-def test_a_file_that_cannot_be_read_ends_the_token_with_its_error(make: Make) -> None:
-    rig = make(3, delay=0)
+def test_a_file_that_cannot_be_read_ends_the_token_with_its_error(make: MakeRig) -> None:
+    rig = make(2, 3, 0)
     rng = np.random.default_rng(3)
-    rig.stepped_token(random_routing(rng))
+    rig.stepped_token(random_routing(rng, 0.0))
     rig.file.failures = 1000
     with pytest.raises(VkmoeError, match="injected") as told:
         for _ in range(10):
-            rig.stepped_token(random_routing(rng))
+            rig.stepped_token(random_routing(rng, 0.0))
     assert told.value.__cause__ is None, "it caused itself"
     rig.file.failures = 0
     rig.table.end_all()
     for _ in range(5):
-        rig.stepped_token(random_routing(rng))
+        rig.stepped_token(random_routing(rng, 0.0))
 
 
-def test_a_lost_device_is_passed_on(make: Make) -> None:
-    rig = make(3, delay=0)
+def test_a_lost_device_is_passed_on(make: MakeRig) -> None:
+    rig = make(2, 3, 0)
     rig.file.failures, rig.file.error = 1, DeviceLostError
     rng = np.random.default_rng(4)
     with pytest.raises(DeviceLostError):
         for _ in range(10):
-            rig.stepped_token(random_routing(rng))
+            rig.stepped_token(random_routing(rng, 0.0))
 
 
 @pytest.mark.parametrize("delay", [FULL(None), FULL(0), 1])
 def test_ctrl_c_between_submits_and_while_the_file_is_read_is_survived(
-    make: Make, delay: int | None
+    make: MakeRig, delay: int | None
 ) -> None:
     """A token that ends at a layer, or amid the reads for it, leaves the next ones right."""
-    rig, rng = make(3, delay=delay), np.random.default_rng(5)
+    rig, rng = make(2, 3, delay), np.random.default_rng(5)
     n_interrupted = 0
     for turn in range(90):
-        routing = random_routing(rng)
+        routing = random_routing(rng, 0.0)
         rig.table.end(rig.begin())
         rig.uploads.error = rig.file.error = KeyboardInterrupt
         try:
@@ -161,22 +126,22 @@ def test_ctrl_c_between_submits_and_while_the_file_is_read_is_survived(
             n_interrupted += 1
         rig.uploads.failures = rig.file.failures = 0
         rig.table.end_all()  # as the engine does before each token
-        rig.stepped_token(random_routing(rng))
+        rig.stepped_token(random_routing(rng, 0.0))
     assert n_interrupted > 20
 
 
-def test_a_profile_fills_slots_and_pool(make: Make) -> None:
+def test_a_profile_fills_slots_and_pool(make: MakeRig) -> None:
     counts = np.zeros(SPACE.n_keys)
     counts[[1, 2, 3, 8 + 3, 8 + 4, 8 + 5, 16, 16 + 5, 16 + 6]] = [3, 2, 1] * 3
-    rig = make(8, slots=2, seed=counts)
+    rig = make(2, 8, seed=counts)
     assert rig.cache.pool is not None
     hits = rig.stepped_token(np.array([(1, 3), (3, 5), (0, 6)], np.uint32))
     assert hits[:, 0].all() and not hits[:, 1].any()
     assert rig.cache.pool.counters.n_hits == 3
 
 
-def test_a_warm_start_does_not_fill_the_pool_with_who_has_a_slot(make: Make) -> None:
-    rig = make(4, slots=2, seed=np.arange(SPACE.n_keys, dtype=np.float64) + 1)
+def test_a_warm_start_does_not_fill_the_pool_with_who_has_a_slot(make: MakeRig) -> None:
+    rig = make(2, 4, seed=np.arange(SPACE.n_keys, dtype=np.float64) + 1)
     assert rig.cache.pool is not None
     counters = rig.cache.pool.counters
     assert counters.n_reads > 0 and rig.cache.counters.n_uploads == 6
@@ -187,11 +152,11 @@ def test_a_warm_start_does_not_fill_the_pool_with_who_has_a_slot(make: Make) -> 
     assert rig.cache.pool.locations.present.sum() == 8, "there is room for others"
     rng = np.random.default_rng(6)
     for _ in range(5):
-        rig.stepped_token(random_routing(rng))
+        rig.stepped_token(random_routing(rng, 0.0))
 
 
-def test_guesses_are_right_if_the_next_layer_uses_them(make: Make) -> None:
-    rig = make(8, slots=0, delay=0)
+def test_guesses_are_right_if_the_next_layer_uses_them(make: MakeRig) -> None:
+    rig = make(0, 8, 0)
     pool = rig.cache.pool
     assert pool is not None
     absent = np.flatnonzero(~pool.locations.present)
@@ -203,9 +168,9 @@ def test_guesses_are_right_if_the_next_layer_uses_them(make: Make) -> None:
 
 
 def test_guesses_that_the_queue_refused_do_not_go_before_who_is_needed(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make(8, slots=0, delay=0)
+    rig = make(0, 8, 0)
     pool, start = rig.cache.pool, rig.file.start
     assert pool is not None
 
@@ -236,23 +201,23 @@ class SmallBudget(CopyBudget):
         return 300.0
 
 
-def test_copies_ahead_keep_to_the_token_s_budget(make: Make) -> None:
+def test_copies_ahead_keep_to_the_token_s_budget(make: MakeRig) -> None:
     """Of all layers together, however soon they arrive."""
-    rig = make(16, slots=3, delay=0, policy="forecast", executor="stepped")
+    rig = make(3, 16, 0, policy="forecast", executor="stepped")
     object.__setattr__(rig.cache._ways, "budget", SmallBudget())
     rig.cache._steps._budget = rig.cache._ways.budget
     rng = np.random.default_rng(7)
     before, most = 0, 0
     for _ in range(40):
-        rig.stepped_token(random_routing(rng))
+        rig.stepped_token(random_routing(rng, 0.0))
         most = max(most, rig.cache.counters.n_hinted - before)
         before = rig.cache.counters.n_hinted
     assert most <= 1
 
 
-def test_a_use_of_a_batch_is_counted_as_often_as_it_occurs_and_read_once(make: Make) -> None:
+def test_a_use_of_a_batch_is_counted_as_often_as_it_occurs_and_read_once(make: MakeRig) -> None:
     """Several tokens that need the same experts, and all together as many as there is room for."""
-    rig = make(3, slots=0)
+    rig = make(0, 3)
     pool = rig.cache.pool
     assert pool is not None
     absent = np.flatnonzero(~pool.locations.present[: SPACE.n_experts])[:3]
