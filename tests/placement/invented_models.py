@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from tests.gpu.invented import DISCRETE_12
 from tests.models.changed_specs import of_layers
 from vkmoe.config import EngineConfig
 from vkmoe.experts.study.hit_curve import MEAN_CURVE
@@ -12,6 +16,7 @@ from vkmoe.facts import (
     DenseSpec,
     DeviceInfo,
     ExpertSpec,
+    Heap,
     LayerSpec,
     MemoryPlan,
     ModelSpec,
@@ -25,8 +30,8 @@ from vkmoe.placement.forecast.cost import predict, token_bytes
 from vkmoe.placement.forecast.speeds import Speeds, machine_of
 from vkmoe.placement.plan import plans
 
-__all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "SCRATCH", "SPEC", "WEIGHTS", "expert_bytes",
-           "plan", "planned"]  # fmt: skip
+__all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "ROOMY", "SCRATCH", "SPEC", "WEIGHTS",
+           "bytes_of", "expert_bytes", "one_and_two_sizes", "plan", "planned"]  # fmt: skip
 
 MIB, GIB = 1 << 20, 1 << 30
 N_LAYERS, N_EXPERTS, N_USED = 48, 128, 8
@@ -50,6 +55,14 @@ def expert_bytes(*spans: int, trunk: int = GIB) -> WeightBytes:
 
 WEIGHTS = expert_bytes(2_971_136)  # 17,409 MiB of experts
 MIXED = expert_bytes(2_500_096, 3_442_176)  # as much, in two sizes in turn
+ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False)))
+one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
+
+
+def bytes_of(made: MemoryPlan, item: str) -> int:
+    """Of the one line whose item begins like this."""
+    (found,) = (line.n_bytes for line in made.lines if line.item.startswith(item))
+    return found
 
 
 def plan(

@@ -122,19 +122,6 @@ def model_bytes(model: ModelFile) -> int:
     return sum(tensor.n_bytes for tensor in model.file.tensors.values())
 
 
-def test_a_card_of_12_gb_holds_the_trunk_of_qwen3_30b_and_most_of_its_experts() -> None:
-    made = decided(model_of(QWEN3), read_profile("rtx3060-12gb"))
-    trunk = [line for line in made.plan.lines if line.name == "weights"]
-    assert all(line.place == "device" for line in trunk)
-    assert len(made.plan.expert_slots) == 48 and min(made.plan.expert_slots) > 64
-
-
-def test_a_shape_that_fits_is_resident() -> None:
-    for name in ("navi31", "uma-32gb"):
-        made = decided(model_of("olmoe-1b-7b"), read_profile(name))
-        assert made.plan.mode.name == "resident"
-
-
 @pytest.mark.parametrize("way", ["hybrid", "cpu"])
 def test_experts_of_the_cpu_stay_in_the_file(way: str) -> None:
     profile, model = read_profile("8gb-nobar"), model_of(QWEN3)

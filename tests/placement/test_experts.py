@@ -16,21 +16,19 @@ from vkmoe.placement.memory import device_budget
 
 from .invented_models import (
     DENSE,
-    MIXED,
     N_EXPERTS,
     N_USED,
+    ROOMY,
     SPEC,
     WEIGHTS,
-    expert_bytes,
+    bytes_of,
+    one_and_two_sizes,
     planned,
 )
 
 RAM = 40 * GIB
-ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False)))
 TIGHT = replace(DISCRETE_12, heaps=(Heap(3 * GIB, True), Heap(64 * GIB, False)))
 PACKED = replace(DISCRETE_12, heaps=(Heap(2460 * MIB, True), Heap(64 * GIB, False)))
-SIZES = {"one size": WEIGHTS, "two sizes": MIXED}
-one_and_two_sizes = pytest.mark.parametrize("weights", SIZES.values(), ids=SIZES)
 
 
 def slot_bytes(made: MemoryPlan, weights: WeightBytes) -> int:
@@ -244,33 +242,15 @@ def test_without_room_for_any_slot_the_hint_is_to_ask_for_none() -> None:
     assert caught.value.hint == "leave --expert-slots out"
 
 
-# ----- host memory -----
-
-
-def test_homes_that_do_not_fit_in_host_memory() -> None:
-    """They take turns (test_pools.py)."""
-    for n_slots in (None, 8):
-        assert planned(DISCRETE_12, ram=16 * GIB, expert_slots=n_slots).host_slots
-
-
 def test_a_context_takes_its_room_from_the_slots() -> None:
     short = planned(DISCRETE_12, ctx_size=1024).expert_slots
     long = planned(DISCRETE_12, ctx_size=32768).expert_slots
     assert sum(short) > sum(long) > 0
 
 
-def test_small_experts_all_fit() -> None:
-    assert planned(DISCRETE_12, expert_bytes(1_000_192)).mode.experts_in == "device"
-
-
 # ----- where missed experts land or are gathered -----
 
 PROMOTE, GATHER = Cache(promotes=True), Cache("gather", promotes=True)
-
-
-def bytes_of(made: MemoryPlan, item: str) -> int:
-    (found,) = (line.n_bytes for line in made.lines if line.item.startswith(item))
-    return found
 
 
 @one_and_two_sizes

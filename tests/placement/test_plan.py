@@ -47,7 +47,16 @@ from vkmoe.placement.decide import Choosing, Decision, decide, predictor_lines
 from vkmoe.placement.forecast.speeds import TYPICAL, Speeds
 from vkmoe.placement.memory import device_budget
 
-from .invented_models import DENSE, N_EXPERTS, N_LAYERS, SCRATCH, SPEC, WEIGHTS, expert_bytes
+from .invented_models import (
+    DENSE,
+    N_EXPERTS,
+    N_LAYERS,
+    SCRATCH,
+    SPEC,
+    WEIGHTS,
+    bytes_of,
+    expert_bytes,
+)
 
 RAM = 32 * GIB
 DENSE_WEIGHTS = WeightBytes((GIB,), 0)
@@ -70,12 +79,6 @@ def planned(
     ram: int = RAM, spec: ModelSpec = SPEC,
 ) -> MemoryPlan:  # fmt: skip
     return plan(config or EngineConfig(), spec, info, weights, SCRATCH, ram)
-
-
-def bytes_of(made: MemoryPlan, item: str) -> int:
-    """Of the one line whose item begins like this."""
-    (found,) = (line.n_bytes for line in made.lines if line.item.startswith(item))
-    return found
 
 
 @pytest.mark.parametrize("info", [*DEVICES, SMALL_APU], ids=lambda info: info.name)

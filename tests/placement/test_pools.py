@@ -29,20 +29,24 @@ from vkmoe.placement.pools import SlotLayout, split_slots
 from vkmoe.weights.sizes import N_THREADS
 from vkmoe.weights.span_reader import READING_BYTES, STAGING_BYTES
 
-from .invented_models import DENSE, MIXED, N_EXPERTS, N_USED, WEIGHTS, expert_bytes, planned
+from .invented_models import (
+    DENSE,
+    MIXED,
+    N_EXPERTS,
+    N_USED,
+    ROOMY,
+    WEIGHTS,
+    bytes_of,
+    expert_bytes,
+    one_and_two_sizes,
+    planned,
+)
 
 N_ALL = 48 * N_EXPERTS
 LARGE = expert_bytes(6_826_240)  # 39 GiB of experts
 HUGE = expert_bytes(10_486_016)  # 60 GiB
-ROOMY = replace(DISCRETE_12, heaps=(Heap(24 * GIB, True), Heap(64 * GIB, False)))
 APU_96 = replace(APU, heaps=(Heap(64 * GIB, True), Heap(32 * GIB, False)))
 GATHER = Cache("gather", promotes=True)
-one_and_two_sizes = pytest.mark.parametrize("weights", [WEIGHTS, MIXED], ids=["one", "two sizes"])
-
-
-def bytes_of(made: MemoryPlan, item: str) -> int:
-    (found,) = (line.n_bytes for line in made.lines if line.item.startswith(item))
-    return found
 
 
 def check(made: MemoryPlan, info: DeviceInfo, weights: WeightBytes, ram: int) -> None:
