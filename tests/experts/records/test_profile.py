@@ -98,18 +98,6 @@ def test_what_is_known_of_tokens_comes_back(tmp_path: Path) -> None:
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs), name
 
 
-def test_a_profile_that_knows_no_tokens_yet_stays_good(path: Path) -> None:
-    """As version 1 was written."""
-
-    def older(document: dict[str, Any]) -> None:
-        document["version"] = 1
-        del document["tokens"]
-
-    loaded = load_profile(edit(path, older), MODEL, N_VOCAB)
-    assert loaded is not None and loaded.tokens is None
-    assert np.array_equal(loaded.counts, COUNTS)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -233,7 +221,7 @@ def test_every_truncation_is_refused(path: Path) -> None:
         refusal(path)
 
 
-@pytest.mark.parametrize("version", [0, 3, 1.5, True, "1", None, [[1]], 10**4000])
+@pytest.mark.parametrize("version", [1, 3, 2.0, True, "2", None, [[2]], 10**4000])
 def test_another_version_is_refused(path: Path, version: Any) -> None:
     assert "version" in refusal(edit(path, lambda d: d.update(version=version)))
 

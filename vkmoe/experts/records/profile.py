@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 FORMAT, VERSION = "vkmoe expert profile", 2
-WITHOUT_TOKENS = 1  # the version before, which knows nothing of tokens
 MAX_COUNT = 1e15  # more tokens than any run sees; keeps sums and weighted counts finite
 # What a sound file needs at most: for a count, beside all, and for the numbers of a token.
 _BYTES_PER_COUNT, _BYTES_BESIDE, _BYTES_PER_TOKEN = 64, 1 << 16, 32
@@ -191,7 +190,7 @@ def load_profile(path: Path, model: ProfiledModel, n_vocab: int) -> History | No
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "is not an expert profile, or damaged")
     version = document.get("version")
-    if type(version) is not int or version not in (WITHOUT_TOKENS, VERSION):
+    if type(version) is not int or version != VERSION:
         _refuse(path, f"has format version {shown(str(version))}, this vkmoe reads {VERSION}")
     _check_model(path, document.get("model"), model)
     counts = _counts(path, document.get("counts"), (model.n_moe_layers, model.n_experts))
