@@ -337,8 +337,8 @@ class TokenPrograms(Closing):
             if self._picks(layer):
                 experts = experts[np.flatnonzero(self._batch.wants_logits)]
             groups = host.groups(np.unique(experts)) if experts.size else ()
-            made = [partial(host.bring, layer, group[None], guess=False) for group in groups]
-            return made or [lambda: None]
+            bring = partial(host.bring, layer, guess=False)
+            return [partial(bring, group[None]) for group in groups] or [lambda: None]
         return [partial(host.bring, layer, experts)]
 
     def _kind(self, batch: TokenBatch) -> BatchKind:

@@ -64,8 +64,8 @@ def test_when_it_is_asked_does_not_change_the_counts(
     assert np.array_equal(profiler.counts, [uses, hits]) and profiler.counts.dtype == np.uint64
     for layer in range(SPACE.n_layers):
         tally = profiler.served(layer).total
-        assert tally == (uses[layer].sum(), hits[layer].sum())
         assert tally.hit_rate == pytest.approx(hits[layer].sum() / uses[layer].sum())
+        assert tally == (uses[layer].sum(), hits[layer].sum())
     assert profiler.served().before == (100 * SPACE.n_layers * N_USED, marked)
 
 
