@@ -109,19 +109,6 @@ def test_misses_are_split_by_their_cause() -> None:
     assert (split.compulsory, split.capacity, split.policy) == (3, 1, 2)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 15), st.sampled_from(POLICIES), st.integers(0, 3))
-def test_the_parts_of_the_misses_add_up(
-    seed: int, capacity: int, policy: PolicyName, n_resident: int
-) -> None:
-    trace = trace_of(drifting(40, 2, 16, 3, seed), 16)
-    choices = CacheSettings(policy, pins=(named(*range(min(n_resident, capacity))),))
-    result = simulate(trace, choices, pools_of(2, capacity))
-    split = misses(result, ceiling(trace, pools_of(2, capacity), result.start))
-    assert split.compulsory + split.capacity + split.policy == 240 - result.layer_hits.sum()
-    assert min(split.compulsory, split.capacity, split.policy) >= 0
-
-
 def test_residents_and_a_profile_are_there_before_the_first_token() -> None:
     trace = of_ids([0, 1], [0, 1], [5, 6], [5, 6])
     choices = CacheSettings("lru", pins=(named(5, 1),))
