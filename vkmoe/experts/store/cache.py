@@ -102,20 +102,7 @@ class ExpertCache:
         self._cpu_addresses = cpu.entries.reshape(-1).copy() if cpu is not None else None
         # First: it sets slots apart.
         self._landings = Landings(memory.table, residency.locations, memory.slots, memory.scratch)
-        self._tier = Tier(
-            memory.table,
-            residency.locations,
-            memory.slots,
-            uploads,
-            source=self._source(),
-            span_bytes=memory.span_bytes,
-            max_copy_bytes=MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
-            failure="copying experts to the GPU failed"
-            + (", they are read in place" if cpu is None else ""),
-            readable=pool.locations if pool is not None else None,
-            overlap=ways.overlap,
-        )
-        self._uploads = uploads
+        self._uploads, self._tier = uploads, self._device_tier(uploads)
         self._exchange: Exchange | None = None  # where slots and pool hold all experts together
         self._lands = memory.slots.n_landing > 0
         self._steps = _LayerSteps(residency, self._tier, pool, ways.budget)
@@ -409,11 +396,25 @@ class ExpertCache:
         self.settle()
         self._tier.cancel(np.zeros(self._space.n_keys, np.bool_))
 
-    def _source(self) -> Callable[[int], Any]:
-        """Return what says where the bytes of a key come from: home, pool, or the file itself."""
-        if self._cpu is not None:
-            return lambda key: key
-        return self._homes.__getitem__ if self.pool is None else self.pool.place
+    def _device_tier(self, uploads: Uploader) -> Tier:
+        """Make what brings experts into slots, from home, the pool, or the file itself."""
+        memory, ways, pool = self._memory, self._ways, self.pool
+        source: Callable[[int], Any] = self._homes.__getitem__ if pool is None else pool.place
+        failure = "copying experts to the GPU failed, they are read in place"
+        if self._cpu is not None:  # it computes them meanwhile; the file knows them by number
+            source, failure = int, "copying experts to the GPU failed"
+        return Tier(
+            memory.table,
+            self.residency.locations,
+            memory.slots,
+            uploads,
+            source=source,
+            span_bytes=memory.span_bytes,
+            max_copy_bytes=MAX_SUBMIT_BYTES if ways.wait else OVERLAPPED_SUBMIT_BYTES,
+            failure=failure,
+            readable=pool.locations if pool is not None else None,
+            overlap=ways.overlap,
+        )
 
     def _collect(self, wait: bool) -> None:
         """Note what has arrived. Raises what a copy failed with where its lack changes the text."""
