@@ -345,9 +345,10 @@ class EngineConfig:
     # ----- what is kept of a run -----
     expert_profile: str | None = option(
         None,
-        "File of expert uses: read at the start if it is there, so that the cache starts warm, and "
-        "written at the end. It tells which tokens there were, and which experts each used. A "
-        "trace of `vkmoe trace`, or an importance file of llama.cpp (imatrix, GGUF), is read only.",
+        "File of expert uses: read at the start if it is there, so that the cache starts warm and "
+        "layers have slots by what these gain, and written at the end. It tells which tokens there "
+        "were, and which experts each used. A trace of `vkmoe trace`, or an importance file of "
+        "llama.cpp (imatrix, GGUF), is read only.",
         metavar="FILE",
     )
     expert_stats: str | None = option(

@@ -13,7 +13,8 @@ import pytest
 from tests.gpu.invented import APU, DEVICES, DISCRETE_12, LAVAPIPE
 from tests.needs import need_cpu
 from tests.placement.invented_models import plan
-from vkmoe.experts.study.hit_curve import MEAN_CURVE, curve_of_counts
+from vkmoe.experts.study.hit_curve import MEAN_CURVE
+from vkmoe.experts.study.slot_curves import curves_of_counts
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan
 from vkmoe.placement.forecast.advice import describe, drawback
 from vkmoe.placement.forecast.cost import (
@@ -200,9 +201,9 @@ def test_hits_go_by_what_a_profile_counted() -> None:
     n_slots = min(made.expert_slots)
     counts = np.zeros((48, 128))
     counts[:, :n_slots] = 3.0
-    curve = curve_of_counts(counts, inf)
-    assert hit_rate_of(made, SPEC, curve)[0] == pytest.approx(1.0, abs=0.02)
-    share, reason = hit_rate_of(made, SPEC, curve_of_counts(np.ones((48, 128)), inf))
+    curve = curves_of_counts(counts, inf)
+    assert hit_rate_of(made, SPEC, curve)[0] == pytest.approx(1.0)
+    share, reason = hit_rate_of(made, SPEC, curves_of_counts(np.ones((48, 128)), inf))
     assert share == pytest.approx(MEAN_CURVE.of_slots(made.expert_slots, 128), abs=0.02)
     assert "--expert-profile" in reason
 

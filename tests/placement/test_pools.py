@@ -21,11 +21,12 @@ from tests.gpu.invented import (
 from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.decide.settings import host_pools
+from vkmoe.experts.study.slot_curves import split_slots
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan, WeightBytes
 from vkmoe.gpu.arena import lay_out_spans
 from vkmoe.modes import Cache
 from vkmoe.placement.memory import device_budget, layout_bytes
-from vkmoe.placement.pools import SlotLayout, split_slots
+from vkmoe.placement.pools import SlotLayout
 from vkmoe.weights.sizes import N_THREADS
 from vkmoe.weights.span_reader import READING_BYTES, STAGING_BYTES
 

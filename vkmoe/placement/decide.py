@@ -29,7 +29,8 @@ from vkmoe.experts.decide.settings import (
     make_pools,
 )
 from vkmoe.experts.decide.token_table import n_rows_of, row_bytes
-from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve, known_curve
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.experts.study.slot_curves import known_curves
 from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.kernels.tuning import Tuning, choose_tuning
@@ -124,15 +125,16 @@ def decide(
 
     `overlaps`: experts are copied while tokens are computed (`copies_overlap`). Where the default
     context does not fit and none was asked for, it is halved until it does; where the trunk does
-    not fit even so, layers of it go to host memory. Raises what `plan`, `known_curve` and
+    not fit even so, layers of it go to host memory. Raises what `plan`, `known_curves` and
     measuring speeds raise.
     """
     free = available_bytes() if available_host_bytes is None else available_host_bytes
     tuning = tuning or choose_tuning(device)
     choosing = choosing or Choosing()
     if config.expert_profile is not None and device.is_vulkan and model.expert_tensors:
-        curve = known_curve(Path(config.expert_profile), model.spec, model.expert_tensors)
-        choosing = replace(choosing, curve=curve or choosing.curve)
+        path = Path(config.expert_profile)
+        curves = known_curves(path, model.spec, model.expert_tensors)
+        choosing = replace(choosing, curve=curves or choosing.curve)
     given = _Given(model, device, tuning, choosing, overlaps, free)
     asked = config
     try:
@@ -287,7 +289,7 @@ def _planned(config: EngineConfig, given: _Given) -> list[tuple[MemoryPlan, Prog
             try:
                 programs = _programs(config, given, n_rows, shares)
                 scratch = TokenBuffers.of(programs.workspace, programs.cpu)
-                made = plans(config, spec, device, programs.weights, scratch, free)
+                made = plans(config, spec, device, programs.weights, scratch, free, choosing.curve)
                 found += [(each, programs) for each in made]
             except (OutOfMemoryError, UsageError) as refusal:
                 error = refusal if not shares or asked else error

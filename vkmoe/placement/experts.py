@@ -18,6 +18,8 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.decide.settings import MOST_LANDING, size_cache
 from vkmoe.experts.store.table import N_VERSIONS
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
+from vkmoe.experts.study.slot_curves import LayerCurves
 from vkmoe.facts import Allocation, CacheSizing, DeviceInfo, MemoryPlan, WeightBytes, in_mib
 from vkmoe.gpu.arena import lay_out_alike, lay_out_spans, round_up
 from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
@@ -48,6 +50,7 @@ class ExpertRoom:
     pool: PoolRoom
     base: MemoryPlan
     brings: bool  # experts of prompts to the device
+    curve: HitCurve = MEAN_CURVE
 
     @property
     def flag(self) -> str:
@@ -69,6 +72,7 @@ class ExpertRoom:
 
     def layout(self, way: Way) -> SlotLayout:
         """Describe what slots take in a way."""
+        residents = self.config.residents
         return SlotLayout(
             self.device,
             self.weights.spans,
@@ -77,6 +81,8 @@ class ExpertRoom:
             way.n_landing,
             gathers=way.mode.gathers,
             brings=way.brings,
+            curves=self.curve if isinstance(self.curve, LayerCurves) else None,
+            n_kept=residents.n if residents is not None else 0,
         )
 
     def slots(self, layout: SlotLayout) -> tuple[int, ...]:
@@ -368,9 +374,13 @@ class _Placing:
         return slots
 
     def _before_pool(self) -> tuple[tuple[int, ...], PoolPlan]:
-        """Decide slots, and then the host pool."""
-        slots = self._slots()
-        return slots, self._pools.decide(self._given.pool, slots)
+        """Decide slots and the host pool, by the even split where that alone holds all with one."""
+        layout, splits = self._layout, [self._slots()]
+        if layout.curves is not None:
+            splits.append(self._given.slots(replace(layout, curves=None)))
+        found = [(slots, self._pools.decide(self._given.pool, slots)) for slots in splits]
+        whole = (x for x in found if not x[1].slots or layout.holds_all(x[0], x[1].slots))
+        return next(whole, found[0])
 
     def _beside_pool(self) -> tuple[tuple[int, ...], PoolPlan]:
         """Decide slots and the host pool in memory that they share: slots only if asked for.
@@ -398,6 +408,7 @@ class _Placing:
             return
         layout, flag, hint = self._layout, self._given.flag, f"leave {self._given.flag} out"
         by_size = self._config.expert_slots is None
+        layout = layout if by_size else replace(layout, curves=None)
         largest = layout.largest(max(0, free) - layout.common_bytes)
         if any(largest) if by_size else min(largest):
             size = size_option(layout.n_bytes(largest), at_most=True)
@@ -421,6 +432,7 @@ class _Placing:
         count = self._sizing(slots, own).slots_text
         item = f"expert slots, {count} of {layout.n_experts} in each layer"
         why = f"as {self._given.flag}" if self._given.flag else "what the device has left"
+        why += ", split by --expert-profile" if max(slots) > min(slots) + 1 else ""
         yield self._line(item, "device", why, "expert slots", layout.arenas(slots), own)
         if n := layout.n_landing:
             item, landing = f"landing slots, {n} in each layer", layout.n_bytes(slots) - own

@@ -17,6 +17,7 @@ from vkmoe.choices import BufferName
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.experts.store.table import N_VERSIONS, table_shape
+from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.facts import (
     Allocation,
     ArenaLayout,
@@ -60,17 +61,19 @@ def plans(
     weights: WeightBytes,
     scratch: TokenBuffers,
     available_host_bytes: int,
+    curve: HitCurve = MEAN_CURVE,
 ) -> list[MemoryPlan]:
     """Make every plan that options leave: with experts of the CPU if `weights` count those. Pure.
 
-    [] where options rule the CPU out. Lines are upper bounds of what will be allocated, rounding
-    included. Raises UsageError for a context the model cannot have and options that exclude each
-    other here, OutOfMemoryError when it cannot fit.
+    [] where options rule the CPU out. Slots are split by `curve`, if that is one of single layers.
+    Lines are upper bounds of what will be allocated, rounding included. Raises UsageError for a
+    context the model cannot have and options that exclude each other here, OutOfMemoryError when
+    it cannot fit.
     """
     found, error = list[MemoryPlan](), None
     planner = _Planner(config, spec, device, weights, scratch, available_host_bytes)
     try:
-        given = planner.expert_room()
+        given = planner.expert_room(curve)
         for way in ways(given):
             try:
                 made = place_experts(given, way)
@@ -102,7 +105,7 @@ class _Planner:
     scratch: TokenBuffers
     host_bytes: int  # that are free
 
-    def expert_room(self) -> ExpertRoom:
+    def expert_room(self, curve: HitCurve) -> ExpertRoom:
         """Find the room of experts. Raises OutOfMemoryError where there is none."""
         config, device, experts = self.config, self.device, self.spec.experts
         base = self._base()
@@ -117,7 +120,9 @@ class _Planner:
         n_experts, n_used = (experts.n_experts, experts.n_used) if experts else (0, 0)
         free, brings = budget - needed, self.scratch.brings
         pool = self._pool_room(base, free)
-        return ExpertRoom(config, n_experts, n_used, self.weights, device, free, pool, base, brings)
+        return ExpertRoom(
+            config, n_experts, n_used, self.weights, device, free, pool, base, brings, curve
+        )
 
     def _base(self) -> MemoryPlan:
         """Plan all but experts."""

@@ -1,9 +1,9 @@
 """Finds how many experts some bytes hold: in slots on a device, and in host slots of a pool.
 
-Pure; a part of `plan`. Layers have as many slots as each other. Slots of a host pool are shared by
-layers whose experts have the same size: each size gets its share of the bytes, but no less than a
-token uses in one layer, because those must be there at the same time. Where experts go is the
-subject of experts.py.
+Pure; a part of `plan`. Slots are split over layers by the hits they bring, evenly where nothing is
+known of that. Slots of a host pool are shared by layers whose experts have the same size: each size
+gets its share of the bytes, but no less than a token uses in one layer, because those must be there
+at the same time. Where experts go is the subject of experts.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
+from vkmoe.experts.study.slot_curves import LayerCurves, split_by_gain, split_slots
 from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, in_mib
 from vkmoe.gpu.arena import (
     chunk_cap,
@@ -29,7 +30,7 @@ from vkmoe.kernels.prompt_experts.operations import HALF_BYTES, N_HALVES, places
 from vkmoe.placement.memory import allocated, allocation, layout_bytes, size_option
 from vkmoe.weights.span_reader import READING_BYTES
 
-__all__ = ["PoolPlan", "PoolPlanner", "PoolRoom", "SlotLayout", "split_slots"]
+__all__ = ["PoolPlan", "PoolPlanner", "PoolRoom", "SlotLayout"]
 
 _SMALLER = "close other programs, or choose a smaller model or quantisation"
 
@@ -49,6 +50,8 @@ class SlotLayout:
     n_landing: int = 0  # slots of each layer that has some, besides these
     gathers: bool = False  # experts that miss, to slots that all layers share
     brings: bool = True  # experts of prompts, to places on the device
+    curves: LayerCurves | None = None  # of hits in each layer, if anything is known of them
+    n_kept: int = 0  # experts of each layer that stay in their slots
 
     @property
     def whole(self) -> ArenaLayout:
@@ -124,10 +127,10 @@ class SlotLayout:
         Landing slots and what allocations add are included.
         """
         usable = n_bytes - self.n_landing * sum(self.span_bytes)
-        slots = split_slots(usable, self.span_bytes, self.n_experts)
+        slots = self._split(usable)
         while any(slots) and (excess := self.n_bytes(slots) - n_bytes) > 0:
             usable -= excess
-            slots = split_slots(usable, self.span_bytes, self.n_experts)
+            slots = self._split(usable)
         if any(slots):
             return slots
         one = [0] * len(self.span_bytes)
@@ -136,6 +139,15 @@ class SlotLayout:
             if self.n_bytes(one) > n_bytes:
                 one[layer] = 0
         return tuple(one)
+
+    def _split(self, n_bytes: int) -> tuple[int, ...]:
+        """Split bytes over layers: each has slots for what a token uses and for what stays there
+        and another one, or as many as all can have."""
+        even = split_slots(n_bytes, self.span_bytes, self.n_experts)
+        if self.curves is None or not any(even):
+            return even
+        least = [min(max(self.n_used, self.n_kept + 1), min(even))] * len(even)
+        return split_by_gain(n_bytes, self.span_bytes, self.curves, least)
 
     # ----- in a host pool -----
 
@@ -192,18 +204,6 @@ class SlotLayout:
         steps = range(n_steps + 1)
         n_that_fit = bisect_right(steps, n_bytes, key=lambda step: self.host_bytes(at(step)))
         return at(n_that_fit - 1) if n_that_fit else None
-
-
-def split_slots(n_bytes: int, slot_bytes: Sequence[int], n_experts: int) -> tuple[int, ...]:
-    """Split `n_bytes` evenly: slots of each layer, at most `n_experts`; all 0 if not one each."""
-    n_slots = min(n_experts, max(0, n_bytes) // sum(slot_bytes))
-    rest = n_bytes - n_slots * sum(slot_bytes)
-    slots = []
-    for size in slot_bytes:
-        more = 0 < n_slots < n_experts and size <= rest
-        rest -= size * more
-        slots.append(n_slots + more)
-    return tuple(slots)
 
 
 class PoolRoom(NamedTuple):

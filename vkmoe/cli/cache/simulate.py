@@ -76,7 +76,7 @@ def simulate(
     Decisions and hits are those of an engine with the same options and as many slots in every
     layer that runs the same tokens, beginning with an empty cache. A trace knows neither of a
     profile (--expert-profile) nor of layers that have different numbers of slots, as
-    --expert-cache may give them. Both ways of --expert-allocation are shown, and
+    --expert-cache and a profile may give them. Both ways of --expert-allocation are shown, and
     --slots stands for --expert-slots. By default copies are in place before the next token, and
     nothing lands while it is read. --expert-copies overlap stands for copies that take a token
     longer. Every token counts as one that runs alone.
