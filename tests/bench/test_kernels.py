@@ -23,7 +23,7 @@ from vkmoe.bench.transfer import TransferChoice
 from vkmoe.choices import TuningSource
 from vkmoe.cpu.device import cpu_info, cpu_kernels
 from vkmoe.errors import UsageError
-from vkmoe.facts import DeviceInfo
+from vkmoe.facts import AttentionSpec, DeviceInfo
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device, spirv_words
@@ -217,7 +217,9 @@ def test_a_file_has_its_own_shapes_and_types() -> None:
     choice = KernelChoice(models=(str(demo_model_path()), "olmoe-1b-7b"))
     with open_model(demo_model_path()) as file:
         shapes, found = shapes_of(file), Counter(works_of(file))
-    assert (shapes.width, shapes.router.n_experts, shapes.norm) == (256, 32, "per_head")
+    (mixer,) = shapes.mixers
+    assert isinstance(mixer, AttentionSpec) and mixer.qk_norm == "per_head"
+    assert (shapes.width, shapes.experts.n_experts) == (256, 32)
     own = matrices(choice, shapes.name)
     families = {"o": "matvec_residual", "gate/up": "expert_gate_up", "down": "expert_down"}
     read = {(work.family, work.type) for work in found}

@@ -10,7 +10,7 @@ import pytest
 from tests.gpu.test_bytes_loaded import CountingRunner, counting_spirv, n_bindings
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device
-from vkmoe.kernels.attention.cases import AttentionCase, LatentCase, deepseek2_shape, gpt_oss_shape
+from vkmoe.kernels.attention.cases import AttentionCase, deepseek2_shape, gpt_oss_shape
 from vkmoe.kernels.attention.shapes import AttentionSplit, choose_split
 from vkmoe.kernels.attention.twins import split_positions
 from vkmoe.kernels.comparison import Checks
@@ -63,7 +63,7 @@ def test_a_latent_row_is_loaded_once_for_scores_and_values(
     shape = deepseek2_shape()
     split = choose_split(shape, tuning, n_splits=3)
     assert split.workgroup_heads > 1
-    case, checks = LatentCase(counting, shape, split, POSITION), Checks()
+    case, checks = AttentionCase(counting, shape, split, POSITION), Checks()
     case.step(POSITION, case.token(), checks)
     checks.verify()
     # A lane without a unit of the row's end loads what another one of its subgroup loads then.

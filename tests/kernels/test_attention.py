@@ -16,7 +16,12 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.attention.caches import cache_row
 from vkmoe.kernels.attention.cases import AttentionCase, qwen3_shape
-from vkmoe.kernels.attention.shapes import AttentionShape, AttentionSplit, choose_split
+from vkmoe.kernels.attention.shapes import (
+    AttentionShape,
+    AttentionSplit,
+    LatentShape,
+    choose_split,
+)
 from vkmoe.kernels.attention.twins import split_positions
 from vkmoe.kernels.comparison import Checks
 from vkmoe.kernels.tuning import Tuning
@@ -24,6 +29,7 @@ from vkmoe.kv_types import KvTypes, both
 
 CPU_TUNING = Tuning("blocks", 8, 8, False)
 GPU_TUNING = Tuning("lanes", 64, 4, False)
+both_mappings = pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
 
 SHAPES = {
     "qwen3": qwen3_shape(),
@@ -56,15 +62,17 @@ SHAPES = {
 POSITIONS = (0, 1, 31, 32, 63, 64, 95, 150)
 
 
-def step(case: AttentionCase, position: int, qkv: NDArray[np.float32]) -> NDArray[np.float32]:
+def step(case: AttentionCase, position: int, token: NDArray[np.float32]) -> NDArray[np.float32]:
     """Run a token and check all it left; returns the output."""
     checks = Checks()
-    out = case.step(position, qkv, checks)
+    out = case.step(position, token, checks)
     checks.verify()
     return out
 
 
-def run_positions(runner: Runner, shape: AttentionShape, split: AttentionSplit) -> None:
+def run_positions(
+    runner: Runner, shape: AttentionShape | LatentShape, split: AttentionSplit
+) -> None:
     """Positions in rising order on one cache whose rows between are random."""
     case = AttentionCase(runner, shape, split, POSITIONS[-1])
     for position in POSITIONS:
@@ -143,7 +151,7 @@ def test_values_beyond_a_half_saturate(runner: Runner) -> None:
     step(case, 5, token)
 
 
-@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+@both_mappings
 def test_values_round_to_nearest_even(runner: Runner, tuning: Tuning) -> None:
     """Halfway between two halves, subnormal ones too, and one float32 below and above that."""
     shape = qwen3_shape(n_heads=64, n_kv_heads=64, head_dim=256, rotary_dim=256)
@@ -169,7 +177,7 @@ def test_values_that_are_no_number_stay_so(runner: Runner) -> None:
     assert row[-2:].tolist() == [65504.0, -65504.0]
 
 
-@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+@both_mappings
 def test_quants_are_nearest_whatever_a_block_holds(runner: Runner, tuning: Tuning) -> None:
     """The twin's very bits: ties, zeros, one value alone, infinities, and scales that no half holds
     as they are: too small, below its normal numbers, too large."""
@@ -232,7 +240,7 @@ def test_split_borders() -> None:
             assert length == 32 or (length - 32) * n_splits <= position
 
 
-@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
+@both_mappings
 def test_the_context_has_no_say_in_the_split(tuning: Tuning) -> None:
     """Splits are sums of their own: a larger cache must not cut the same positions otherwise."""
     splits = {choose_split(qwen3_shape(context=n), tuning) for n in (1, 33, 100, 4096, 1 << 17)}

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from tests.kernels.test_attention import CPU_TUNING, GPU_TUNING, both_mappings, step
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.attention.cases import AttentionCase, gpt_oss_shape, qwen3_shape
 from vkmoe.kernels.attention.operations import AttentionTensors, KvCache, attention
 from vkmoe.kernels.attention.shapes import AttentionShape, choose_split
-from vkmoe.kernels.attention.twins import AttentionInputs, attention_combine, first_seen
 from vkmoe.kernels.attention.twins import attention as attention_twin
-from vkmoe.kernels.comparison import Checks
+from vkmoe.kernels.attention.twins import attention_combine, first_seen
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.inputs import PARAMS
 from vkmoe.kernels.tuning import Tuning
-from vkmoe.kv_types import both
-
-CPU_TUNING = Tuning("blocks", 8, 8, False)
-GPU_TUNING = Tuning("lanes", 64, 4, False)
-both_mappings = pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
-
-
-def step(case: AttentionCase, position: int, qkv: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Run a token and check all it left; returns the output."""
-    checks = Checks()
-    out = case.step(position, qkv, checks)
-    checks.verify()
-    return out
 
 
 @both_mappings
@@ -106,10 +92,9 @@ def test_the_twins_are_the_masked_softmax_with_a_column_more(window: int) -> Non
     case_q, case_k, case_v = (rng.normal(size=(n, 64)).astype(np.float32) for n in (8, 2, 2))
     keys, values = (rng.normal(size=(2, 60, 64)) for _ in range(2))
     sinks = rng.normal(size=8)
-    rope = np.broadcast_to(np.array([1.0, 0.0]), (60, 32, 2))
-    inputs = attention_inputs(case_q, case_k, case_v, rope, shape)
-    partials = attention_twin(inputs, keys, values, position, 2, window=window).partials
     keys[:, position], values[:, position] = case_k, case_v
+    span = slice(first_seen(position, window), position + 1)
+    partials = attention_twin(shape.scale * case_q, keys[:, span], values[:, span], 2)
     distance = position - np.arange(60)
     seen = (distance >= 0) & ((distance < window) if window else True)
     for head in range(8):
@@ -138,18 +123,6 @@ def test_the_window_has_no_say_in_the_split() -> None:
     for tuning in (CPU_TUNING, GPU_TUNING):
         splits = {choose_split(gpt_oss_shape(window=n), tuning) for n in (0, 1, 128, 4096)}
         assert len(splits) == 1
-
-
-def attention_inputs(
-    q: NDArray[np.float32],
-    k: NDArray[np.float32],
-    v: NDArray[np.float32],
-    rope: NDArray[np.float64],
-    shape: AttentionShape,
-) -> AttentionInputs:
-    """What the twin takes, of a shape without norms."""
-    rest = (shape.rope_style, shape.eps, shape.scale, both("f32"))
-    return AttentionInputs(q, k, v, None, None, rope, *rest)
 
 
 def dispatches(shape: AttentionShape, cache: KvCache) -> list[Dispatch]:

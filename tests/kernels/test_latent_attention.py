@@ -6,29 +6,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from tests.kernels.test_attention import CPU_TUNING, GPU_TUNING, run_positions, step
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import MEMORY, Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
-from vkmoe.kernels.attention.cases import LatentCase, deepseek2_shape
+from vkmoe.kernels.attention.cases import AttentionCase, deepseek2_shape
 from vkmoe.kernels.attention.operations import (
     AttentionTensors,
     LatentCache,
     LatentQkv,
     latent_attention,
 )
-from vkmoe.kernels.attention.shapes import AttentionSplit, LatentShape, choose_split
-from vkmoe.kernels.attention.twins import LatentInputs, attention_combine, rotate
-from vkmoe.kernels.attention.twins import latent_attention as latent_twin
-from vkmoe.kernels.comparison import Checks
+from vkmoe.kernels.attention.shapes import choose_split
+from vkmoe.kernels.attention.twins import (
+    LatentInputs,
+    append_latent_row,
+    attention_combine,
+    rotate,
+)
+from vkmoe.kernels.attention.twins import attention as attention_twin
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.inputs import PARAMS
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS
 
-CPU_TUNING = Tuning("blocks", 8, 8, False)
-GPU_TUNING = Tuning("lanes", 64, 4, False)
 SHAPES = {
     "64 + 32": deepseek2_shape(),
     "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
@@ -37,23 +39,6 @@ SHAPES = {
     "40 + 8, five heads": deepseek2_shape(n_heads=5, kv_rank=40, rope_dim=8, nope_dim=0),
     "24 + 16, many heads": deepseek2_shape(n_heads=128, kv_rank=24, rope_dim=16, kv_type="f32"),
 }
-POSITIONS = (0, 1, 31, 32, 63, 64, 95, 150)
-Step = NDArray[np.float32]
-
-
-def step(case: LatentCase, position: int, token: Step) -> Step:
-    """Run a token and check all it left; returns the output."""
-    checks = Checks()
-    out = case.step(position, token, checks)
-    checks.verify()
-    return out
-
-
-def run_positions(runner: Runner, shape: LatentShape, split: AttentionSplit) -> None:
-    """Positions in rising order on one cache whose rows between are random."""
-    case = LatentCase(runner, shape, split, POSITIONS[-1])
-    for position in POSITIONS:
-        step(case, position, case.token())
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -83,7 +68,7 @@ def test_the_rows_of_deepseek_v2(device: Device, runner: Runner) -> None:
     """512 + 64, as this device would split them."""
     shape = deepseek2_shape(n_heads=2, kv_rank=512, rope_dim=64, nope_dim=128, scale=192**-0.5)
     tuning = replace(CPU_TUNING, subgroup_size=device.info.subgroup_size)
-    case = LatentCase(runner, shape, choose_split(shape, tuning), 150)
+    case = AttentionCase(runner, shape, choose_split(shape, tuning), 150)
     step(case, 150, case.token())
 
 
@@ -93,14 +78,14 @@ def test_decoding_in_order_and_back(runner: Runner) -> None:
     Positions beyond the context are clamped to its last row; a prompt can start over earlier.
     """
     shape = deepseek2_shape(context=70)
-    case = LatentCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 0)
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 0)
     for position in (*range(72), 12, 13):
         step(case, position, case.token())
 
 
 def test_replay_leaves_the_same_bits(runner: Runner) -> None:
     shape = SHAPES["64 + 32"]
-    case = LatentCase(runner, shape, choose_split(shape, GPU_TUNING), 120)
+    case = AttentionCase(runner, shape, choose_split(shape, GPU_TUNING), 120)
     token = case.token()
     np.testing.assert_array_equal(step(case, 120, token), step(case, 120, token))
 
@@ -108,14 +93,14 @@ def test_replay_leaves_the_same_bits(runner: Runner) -> None:
 def test_large_scores_do_not_overflow(runner: Runner) -> None:
     """A running maximum that keeps rising by hundreds."""
     shape = replace(SHAPES["64 + 32, f32"], scale=30.0)
-    case = LatentCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 40)
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 40)
     step(case, 40, case.token())
 
 
 def test_dims_beyond_a_half_saturate(runner: Runner) -> None:
     """Huge dims of the rotated part; the compressed part is normed, so that its gain decides."""
     shape = SHAPES["64 + 32"]
-    case = LatentCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 5)
+    case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 5)
     token = case.token()
     token[-shape.rope_dim :] *= 1e6
     step(case, 5, token)
@@ -132,13 +117,14 @@ def test_the_twin_is_attention_with_k_and_v_written_out() -> None:
     angles = rng.uniform(-3, 3, (60, 4))
     rope = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
     absorbed = np.einsum("hd,hdr->hr", q_nope, up_k)
-    inputs = LatentInputs(absorbed, q_rope, kv, gain, rope, "normal", 1e-6, scale, "f32")
-    partials, row = latent_twin(inputs, rows, position, 2)
+    inputs = LatentInputs(absorbed, q_rope, kv, gain, rope, "normal", 1e-6, "f32")
+    queries, ((row,),) = append_latent_row(inputs, position)
     normed = gain * kv[:24] / np.sqrt((kv[:24] ** 2).mean() + 1e-6)
     np.testing.assert_allclose(row[:24], normed, rtol=1e-6)
     turned = rotate(kv[None, 24:], rope[position], "normal")[0]
     np.testing.assert_allclose(row[24:], turned, rtol=1e-6)
     seen = np.vstack([rows[:position], row])
+    partials = attention_twin(scale * queries, seen[None], seen[None, :, :24], 2)
     attended = attention_combine(partials, position)
     turned = rotate(q_rope, rope[position], "normal")
     for head in range(3):

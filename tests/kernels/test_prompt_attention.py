@@ -17,7 +17,6 @@ from tests.samples import sampled
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import param_words
-from vkmoe.kernels.attention import twins as decode_twins
 from vkmoe.kernels.attention.cases import deepseek2_shape, gpt_oss_shape, qwen3_shape
 from vkmoe.kernels.attention.operations import KvCache
 from vkmoe.kernels.attention.shapes import (
@@ -30,21 +29,19 @@ from vkmoe.kernels.attention.shapes import (
 from vkmoe.kernels.attention.twins import first_seen
 from vkmoe.kernels.comparison import Checks
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.prompt_attention.cases import GroupedPrompts, PromptBatch, Prompts, prompts
+from vkmoe.kernels.prompt_attention.cases import PromptBatch, Prompts
 from vkmoe.kernels.prompt_attention.operations import (
     PromptTensors,
     append_rows,
     choose_tiling,
     prompt_attention,
 )
-from vkmoe.kernels.prompt_attention.twins import prompt_attention as twin
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
 
 from .tunings import MAPPINGS, tuning_for
 
 N_ROWS = 24  # of most programs
-F32 = both("f32")
 WALKS = [suffix for suffix in ("", "+blocks64") if suffix in MAPPINGS]
 both_walks = pytest.mark.parametrize("walk", WALKS, ids=["gpu", "cpu"][: len(WALKS)])
 
@@ -79,7 +76,7 @@ OF_Q8 = ["gpt-oss q8_0, f16", "deepseek2 q8_0"]
 
 
 def case_of(runner: Runner, name: str, walk: str, n_rows: int = N_ROWS) -> Prompts:
-    return prompts(runner, SHAPES[name], tuning_for(walk, 8 if walk else 64, 4), n_rows)
+    return Prompts(runner, SHAPES[name], tuning_for(walk, 8 if walk else 64, 4), n_rows)
 
 
 def step(case: Prompts, batch: PromptBatch) -> NDArray[np.float32]:
@@ -107,7 +104,7 @@ def test_chunks_of_two_sequences(runner: Runner, name: str, walk: str) -> None:
 def test_wide_rows(runner: Runner, walk: str) -> None:
     """What has fewest columns a workgroup; on CPU drivers the compiler takes too long for more."""
     shape = qwen3_shape(n_heads=2, n_kv_heads=1, head_dim=256, rotary_dim=256)
-    case = prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
+    case = Prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
     step(case, case.draw(range(24)))
     step(case, case.draw(range(24, 40)))
 
@@ -117,7 +114,7 @@ def test_the_widest_latent_rows(runner: Runner, kv_type: str) -> None:
     shape = deepseek2_shape(
         kv_rank=MAX_RANK, rope_dim=MAX_ROPE_DIM, n_heads=3, kv_type=kv_type, context=64
     )
-    case = prompts(runner, shape, tuning_for("", 64, 4), N_ROWS)
+    case = Prompts(runner, shape, tuning_for("", 64, 4), N_ROWS)
     step(case, case.draw(range(24)))
     step(case, case.draw(range(24, 40)))
 
@@ -186,7 +183,7 @@ def test_what_is_not_seen_has_no_say(runner: Runner, name: str, window: int, wal
     if isinstance(shape, AttentionShape):
         shape = replace(shape, window=window)
     for factor in (1.0, np.inf, np.nan):
-        case = prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
+        case = Prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
         batch = case.draw([*range(42), *range(9)], [0] * 42 + [1] * 9)
         batch.raw[41:] *= factor
         batch.raw[: 32 - window if window else 0] *= factor
@@ -205,7 +202,7 @@ def test_windows_of_every_length(runner: Runner, walk: str) -> None:
     tuning, first = tuning_for(walk, 8 if walk else 64, 4), 75
     for window in (1, 2, 31, 32, 33, 60, 75, 76, 100):
         filled = slice(first_seen(first, window), first)
-        case = prompts(runner, gpt_oss_shape(window=window), tuning, N_ROWS, filled)
+        case = Prompts(runner, gpt_oss_shape(window=window), tuning, N_ROWS, filled)
         step(case, case.draw(range(first, first + N_ROWS)))
         step(case, case.draw([first + N_ROWS, first, first + 1], [0, 1, 1]))
 
@@ -214,7 +211,7 @@ def test_windows_of_every_length(runner: Runner, walk: str) -> None:
 def test_a_window_that_holds_everything_changes_no_bit(runner: Runner, walk: str) -> None:
     outs = []
     for window in (0, 50, 1 << 20):
-        case = GroupedPrompts(
+        case = Prompts(
             runner, gpt_oss_shape(window=window), tuning_for(walk, 8 if walk else 64, 4), N_ROWS
         )
         outs.append(outputs(case, case.draw(range(50)), range(N_ROWS, 50, N_ROWS)))
@@ -228,7 +225,7 @@ def test_sinks_from_minus_infinity_to_far_above_the_scores(runner: Runner, walk:
     sinks = np.array([-np.inf, -3e38, -1e4, -20.0, 0.0, 20.0, 1e4, 3e38], np.float32)
     tuning, outs = tuning_for(walk, 8 if walk else 64, 4), []
     for shape, given in ((gpt_oss_shape(), sinks), (gpt_oss_shape(sinks=False), None)):
-        case = GroupedPrompts(runner, shape, tuning, N_ROWS, sinks=given)
+        case = Prompts(runner, shape, tuning, N_ROWS, sinks=given)
         outs.append(step(case, case.draw(range(N_ROWS))).reshape(N_ROWS, len(sinks), -1))
     with_sinks, without = outs
     np.testing.assert_allclose(with_sinks[:, :3], without[:, :3], rtol=1e-6)
@@ -239,22 +236,9 @@ def test_sinks_from_minus_infinity_to_far_above_the_scores(runner: Runner, walk:
 def test_large_scores_do_not_overflow(runner: Runner, walk: str) -> None:
     """A running maximum that keeps rising by hundreds."""
     shape = qwen3_shape(norm="none", scale=30.0, kv_types=both("f32"))
-    case = prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
+    case = Prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
     for start in range(0, 48, N_ROWS):
         step(case, case.draw(range(start, start + N_ROWS)))
-
-
-def test_the_twin_is_that_of_decoding() -> None:
-    rng, shape, position = np.random.default_rng(3), gpt_oss_shape(window=9), 37
-    q, k, v = (rng.normal(size=(n, 64)).astype(np.float32) for n in (8, 2, 2))
-    keys, values = rng.normal(size=(2, 2, 60, 64))
-    sinks, rope = rng.normal(size=8), np.broadcast_to(np.array([1.0, 0.0]), (60, 32, 2))
-    inputs = decode_twins.AttentionInputs(q, k, v, None, None, rope, "neox", 1e-6, shape.scale, F32)
-    left = decode_twins.attention(inputs, keys, values, position, 2, window=9)
-    wanted = decode_twins.attention_combine(left.partials, position, 9, sinks)
-    keys[:, position], values[:, position] = k, v
-    found = twin(shape.scale * q[None], [keys], [values], [position], 9, sinks)
-    np.testing.assert_allclose(found[0], wanted, rtol=1e-12)
 
 
 # ----- what is chosen and declared -----

@@ -5,7 +5,7 @@ them; those of one sequence see each other; and only one of them lets missed exp
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,16 +18,9 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
-from vkmoe.kernels.attention.caches import CacheShape, KvRows
 from vkmoe.kernels.attention.cases import deepseek2_shape, gpt_oss_shape, qwen3_shape
-from vkmoe.kernels.attention.operations import (
-    AttentionTensors,
-    KvCache,
-    LatentCache,
-    LatentQkv,
-    attention,
-    latent_attention,
-)
+from vkmoe.kernels.attention.layers import GivenRows, layer_of
+from vkmoe.kernels.attention.operations import AttentionTensors
 from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.cases import DownCase, GateUpCase
@@ -146,62 +139,36 @@ BATCHES: dict[str, list[Row]] = {
 
 
 class Attended:
-    """Caches of three regions with random rows in all places, and a layer over them."""
+    """A layer over caches of three regions with random rows in all places, in a program's rows."""
 
-    def __init__(self, runner: Runner, shape: AttentionShape | LatentShape, tuning: Tuning) -> None:
-        rng = np.random.default_rng(11)
-        self._runner, self._shape, self._tuning = runner, shape, tuning
-        self._split = choose_split(shape, tuning, n_splits=3)
-        n_kv_heads = 1 if isinstance(shape, LatentShape) else shape.n_kv_heads
-        sizes = CacheShape(N_REGIONS, n_kv_heads, CONTEXT, shape.row_dim)
-        self._caches = []
-        for kv_type, _ in zip(shape.kv_types, shape.cache_bytes, strict=False):
-            rows = KvRows(kv_type, sizes)
-            rows.write(np.s_[:, :, :], rng.normal(0, 1, sizes))
-            self._caches.append(runner.place(rows.data))
-        rotary = shape.rope_dim if isinstance(shape, LatentShape) else shape.rotary_dim
-        self._rope = runner.place(rng.uniform(-1, 1, (CONTEXT, rotary)).astype(np.float32))
-        self._gain = runner.place(rng.uniform(0.5, 1.5, 4096).astype(np.float32))
+    def __init__(
+        self, runner: Runner, shape: AttentionShape | LatentShape, tuning: Tuning, n_rows: int
+    ) -> None:
+        given, program = GivenRows(n_rows, N_REGIONS, 0, 0), Program("attention")
+        wider, split = given._replace(behind=1), choose_split(shape, tuning, n_splits=3)
+        self._runner, self._program, self._n_rows = runner, program, n_rows
+        self._layer = layer_of(runner, shape, slice(None), given)
+        self._params = TensorRef(f"params {n_rows}", param_words(n_rows))
+        self._out = wider.tensor("out", shape.n_heads * shape.value_dim)
+        partials = wider.tensor("partials", split.partials_words(shape))
+        op = OpContext(program, tuning, "attention", n_rows=n_rows)
+        self._layer.append(op, split, AttentionTensors(self._params, partials, self._out))
 
-    def run(self, rows: list[Row], n_rows: int) -> NDArray[np.uint32]:
-        """What attention leaves of some rows [rows, words], in a program of `n_rows`."""
-        program, shape = Program("attention"), self._shape
-        op = OpContext(program, self._tuning, "attention", n_rows=n_rows)
-
-        def tensor(name: str, n_words: int) -> TensorRef:
-            return TensorRef(f"{name} {n_rows}", n_rows * n_words, n_rows)
-
-        params = TensorRef(f"params {n_rows}", param_words(n_rows))
-        partials = tensor("partials", self._split.partials_words(shape) + 2)
-        out = tensor("out", shape.n_heads * shape.value_dim + 1)
-        tensors = AttentionTensors(params, partials, out)
-        if isinstance(shape, LatentShape):
-            absorbed = tensor("absorbed", shape.n_heads * shape.kv_rank)
-            raw = tensor("raw", shape.q_width + shape.row_dim)
-            latent = LatentCache(self._caches[0], self._rope, self._gain, N_REGIONS)
-            given = LatentQkv(absorbed, raw, raw, kv_offset=shape.q_width)
-            latent_attention(op, shape, self._split, latent, given, tensors)
-            inputs = [absorbed, raw]
-        else:
-            keys, values = self._caches
-            gain = 0 if shape.norm == "none" else self._gain
-            cache = KvCache(keys, values, self._rope, gain, gain, n_regions=N_REGIONS)
-            qkv = tensor("qkv", shape.qkv_width)
-            attention(op, shape, self._split, cache, qkv, tensors)
-            inputs = [qkv]
-        words = {ref: self._drawn(ref, rows) for ref in inputs} | {params: _params(rows, n_rows)}
-        (found,) = self._runner.run(program, words, out)
-        return found.reshape(n_rows, -1)[: len(rows)]
-
-    def _drawn(self, ref: TensorRef, rows: list[Row]) -> NDArray[np.float32]:
-        """Numbers that a row always has; those of inert rows stay NaN."""
-        drawn = [np.random.default_rng([*row, ref.row_words]) for row in rows]
-        return np.array([rng.normal(0, 1, ref.row_words).astype(np.float32) for rng in drawn])
+    def run(self, rows: list[Row]) -> NDArray[np.uint32]:
+        """What attention leaves of some rows [rows, words], each of which has always the same
+        numbers; those of inert rows stay NaN.
+        """
+        n_words = sum(ref.row_words for ref in self._layer.tensors)
+        drawn = [np.random.default_rng(row).normal(0, 1, n_words) for row in rows]
+        inputs: dict[TensorRef, NDArray[Any]] = {self._params: _params(rows, self._n_rows)}
+        inputs |= self._layer.inputs(np.array(drawn, np.float32))
+        (found,) = self._runner.run(self._program, inputs, self._out)
+        return found.reshape(self._n_rows, -1)[: len(rows)]
 
     @property
     def cached(self) -> list[Bytes]:
-        caches = zip(self._caches, self._shape.cache_bytes, strict=True)
-        return [self._runner.fetch(cache, N_REGIONS * n_bytes) for cache, n_bytes in caches]
+        caches = self._layer.caches
+        return [self._runner.fetch(each.address, each.rows.data.nbytes) for each in caches]
 
 
 def _params(rows: list[Row], n_rows: int) -> NDArray[np.uint32]:
@@ -222,13 +189,13 @@ def test_attention_of_rows_is_that_of_one_after_the_other(
     tuning, rows = TUNINGS[MAPPINGS.index("+blocks") if mapping == "blocks" else 0], BATCHES[which]
     shape = SHAPES[name]
     with Runner(device) as runner:
-        alone = Attended(runner, shape, tuning)
-        wanted = [alone.run([row], 1)[0] for row in rows]
+        alone = Attended(runner, shape, tuning, 1)
+        wanted = [alone.run([row])[0] for row in rows]
         caches = alone.cached
     for n_rows in (len(rows), 8):
         with Runner(device) as runner:
-            together = Attended(runner, shape, tuning)
-            np.testing.assert_array_equal(together.run(rows, n_rows), wanted)
+            together = Attended(runner, shape, tuning, n_rows)
+            np.testing.assert_array_equal(together.run(rows), wanted)
             for found, cache in zip(together.cached, caches, strict=True):
                 np.testing.assert_array_equal(found, cache)
 

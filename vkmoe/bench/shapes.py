@@ -6,19 +6,17 @@ and for a tiny model of no file that has a bit of everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from vkmoe.choices import Layout
 from vkmoe.errors import UsageError
-from vkmoe.facts import Activation, AttentionSpec, LatentSpec, RopeSpec
-from vkmoe.kernels.router.operations import RouterShape
+from vkmoe.facts import AttentionSpec, ExpertSpec, LatentSpec, Mixer, RopeSpec
 from vkmoe.kernels.shapes import KernelShapes
 from vkmoe.models import ModelFile
 from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
-from vkmoe.models.workspace import router_shape
 from vkmoe.quants import loaded_type
 from vkmoe.weights.mapped import kept_type
 
@@ -66,62 +64,39 @@ SIZES = {
 }
 
 
-class _Kind(NamedTuple):
-    """Holds what an architecture does that its sizes do not tell."""
-
-    norm: Literal["none", "per_head", "full_width"] = "none"
-    renormalise: bool = True
-    shared_gate: bool = False
-    rope_style: Literal["neox", "normal"] = "neox"
-    biased: bool = False
-    activation: Activation = "silu"
-    sinks: bool = False
-
-
-_KINDS = {
-    "olmoe": _Kind("full_width", renormalise=False),
-    "qwen3moe": _Kind("per_head"),
-    "llama": _Kind(rope_style="normal"),
-    "qwen2moe": _Kind(renormalise=False, shared_gate=True),
-    "gpt-oss": _Kind(biased=True, activation="swiglu_oai", sinks=True),
-    "deepseek2": _Kind(renormalise=False, rope_style="normal"),
+# What architectures do that sizes do not tell: in attention, and in experts.
+_KINDS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "olmoe": ({"qk_norm": "full_width"}, {"renormalise": False}),
+    "qwen3moe": ({"qk_norm": "per_head"}, {}),
+    "llama": ({}, {}),
+    "qwen2moe": ({}, {"renormalise": False, "shared_gate": True}),
+    "gpt-oss": ({"sinks": True}, {"biases": True, "activation": "swiglu_oai"}),
+    "deepseek2": ({}, {"renormalise": False}),
 }
 
 
 def _shapes(name: str, model: ModelSizes) -> KernelShapes:
-    kind, n_heads, head_dim = _KINDS[model.architecture], model.n_heads, model.head_size
-    kv_width, value_dim, latent = model.n_kv_heads * head_dim, head_dim, None
-    qkv: tuple[int, ...] = (n_heads * head_dim, kv_width, kv_width)
+    heads, of_attention, of_experts = model.n_heads, *_KINDS[model.architecture]
+    style: Literal["neox", "normal"] = "neox"
+    if model.architecture in ("llama", "deepseek2"):
+        style = "normal"
+    mixers: tuple[Mixer, ...]
     if model.latent is not None:
-        rank, rope_dim = model.latent.kv_rank, model.latent.rope_size
-        value_dim = model.latent.value_size
-        latent = LatentSpec(n_heads, rank, head_dim, value_dim, RopeSpec(rope_dim))
-        qkv = (n_heads * latent.query_dim, latent.row)
-    return KernelShapes(
-        name,
-        width=model.hidden,
-        qkv=qkv,
-        o_columns=n_heads * value_dim,
-        n_heads=n_heads,
-        n_kv_heads=model.n_kv_heads,
-        head_dim=head_dim,
-        norm=kind.norm,
-        router=RouterShape(
-            model.n_experts,
-            model.n_experts_used,
-            renormalise=kind.renormalise,
-            shared_gate=kind.shared_gate,
-        ),
-        inner=model.expert_size,
-        n_vocab=model.n_tokens,
-        rope_style=kind.rope_style,
-        shared_inner=model.shared_size,
-        biased=kind.biased,
-        activation=kind.activation,
-        window=model.window,
-        sinks=kind.sinks,
-        latent=latent,
+        rope = RopeSpec(model.latent.rope_size, style=style)
+        rank, value_dim = model.latent.kv_rank, model.latent.value_size
+        mixers = (LatentSpec(heads, rank, model.head_size, value_dim, rope),)
+    else:
+        rope = RopeSpec(model.head_size, style=style)
+        full = AttentionSpec(heads, model.n_kv_heads, model.head_size, rope, **of_attention)
+        mixers = tuple(replace(full, window=window) for window in sorted({0, model.window}))
+    experts = ExpertSpec(
+        model.n_experts,
+        model.n_experts_used,
+        model.expert_size,
+        shared_width=model.shared_size,
+        **of_experts,
     )
+    return KernelShapes(name, model.hidden, model.n_tokens, mixers, experts)
 
 
 # What works call the parts of a layer; neighbours of one type share a dispatch.
@@ -138,36 +113,11 @@ def shapes_of(model: ModelFile, layout: Layout = "planes") -> KernelShapes:
     Raises UsageError for one without experts.
     """
     spec = model.spec
-    experts, mixer = spec.experts, spec.mixers[0]
-    if experts is None:
+    if spec.experts is None:
         raise UsageError(f"{spec.name} has no experts", "give a mixture-of-experts model")
-    if isinstance(mixer, LatentSpec):
-        latent, head_dim, norm, sinks = mixer, mixer.nope_dim, _Kind().norm, False
-        qkv: tuple[int, ...] = (mixer.q_rank or mixer.n_heads * mixer.query_dim, mixer.row)
-    else:
-        latent, head_dim, norm, sinks = None, mixer.head_dim, mixer.qk_norm, mixer.sinks
-        qkv = (mixer.q_width, mixer.kv_width, mixer.kv_width)
-    windows = [each.window for each in spec.mixers if isinstance(each, AttentionSpec)]
+    types = _types(model.tensors, loaded_type if layout == "planes" else kept_type)
     return KernelShapes(
-        spec.name,
-        width=spec.width,
-        qkv=qkv,
-        o_columns=mixer.attended_width,
-        n_heads=mixer.n_heads,
-        n_kv_heads=mixer.n_kv_heads,
-        head_dim=head_dim,
-        norm=norm,
-        router=router_shape(spec),
-        inner=experts.width,
-        n_vocab=spec.n_vocab,
-        rope_style=mixer.rope.style,
-        shared_inner=experts.shared_width,
-        biased=experts.biases,
-        activation=experts.activation,
-        window=max(windows, default=0),
-        sinks=sinks,
-        latent=latent,
-        types=frozenset(_types(model.tensors, loaded_type if layout == "planes" else kept_type)),
+        spec.name, spec.width, spec.n_vocab, spec.mixers, spec.experts, types=frozenset(types)
     )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from vkmoe.facts import Activation, LatentSpec, RopeSpec
+from vkmoe.facts import AttentionSpec, ExpertSpec, LatentSpec, Mixer, RopeSpec
 from vkmoe.kernels.router.operations import RouterShape
 from vkmoe.quants import device_row_bytes
 
@@ -19,34 +18,49 @@ class KernelShapes:
 
     name: str
     width: int
-    qkv: tuple[int, ...]  # rows of the matrices that read the same normed input
-    o_columns: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    norm: Literal["none", "per_head", "full_width"]
-    router: RouterShape
-    inner: int  # of an expert
     n_vocab: int
-    rope_style: Literal["neox", "normal"] = "neox"
-    shared_inner: int = 0  # of a shared expert; 0: none
+    mixers: tuple[Mixer, ...]  # all have matrices of the same sizes
+    experts: ExpertSpec
     contexts: tuple[int, ...] = (512, 4096)
-    biased: bool = False  # all matrices but the head's
-    activation: Activation = "silu"
-    window: int = 0  # of every other layer; 0: all positions are seen
-    sinks: bool = False
-    latent: LatentSpec | None = None
     types: frozenset[tuple[str, str]] = frozenset()  # role and type of its matrices; empty: any
+
+    @property
+    def router(self) -> RouterShape:
+        return RouterShape.of(self.experts)
+
+    @property
+    def qkv(self) -> tuple[int, ...]:
+        """Count the rows of the matrices that read the same normed input."""
+        mixer = self.mixers[0]
+        if isinstance(mixer, LatentSpec):
+            return mixer.qkv_width - mixer.row, mixer.row
+        return mixer.q_width, mixer.kv_width, mixer.kv_width
+
+    @property
+    def o_columns(self) -> int:
+        return self.mixers[0].attended_width
+
+    @property
+    def latent(self) -> LatentSpec | None:
+        """Find the latent attention, if there is any."""
+        return next((mixer for mixer in self.mixers if isinstance(mixer, LatentSpec)), None)
 
     @property
     def span_bytes(self) -> int:
         """Count the bytes of an expert whose three matrices are of GATHERED_TYPE."""
-        of_width, of_inner = (device_row_bytes(GATHERED_TYPE, n) for n in (self.width, self.inner))
-        return 2 * self.inner * of_width + self.width * of_inner
+        inner = self.experts.width
+        of_width, of_inner = (device_row_bytes(GATHERED_TYPE, n) for n in (self.width, inner))
+        return 2 * inner * of_width + self.width * of_inner
 
 
-TINY = KernelShapes(
-    *("tiny", 512, (256, 128, 128), 256, 4, 2, 64, "per_head"),
-    *(RouterShape(8, 2), 256, 1000, "neox", 512, (64,)),
-    latent=LatentSpec(4, kv_rank=256, nope_dim=256, value_dim=64, rope=RopeSpec(32)),
+TINY = KernelShapes(  # a bit of everything
+    "tiny",
+    width=512,
+    n_vocab=1000,
+    mixers=(
+        AttentionSpec(4, 2, 64, RopeSpec(64), "per_head"),
+        LatentSpec(4, kv_rank=256, nope_dim=256, value_dim=64, rope=RopeSpec(32)),
+    ),
+    experts=ExpertSpec(8, 2, 256, shared_width=512),
+    contexts=(64,),
 )

@@ -7,7 +7,7 @@ description. What lies where in a cache is the subject of kv_types.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from vkmoe.batch import Phase
 from vkmoe.closing import Closing
@@ -16,7 +16,13 @@ from vkmoe.gpu.arena import Arena
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import param_words
-from vkmoe.kernels.attention.shapes import AttentionShape, AttentionSplit, LatentShape, choose_split
+from vkmoe.kernels.attention.shapes import (
+    AttentionShape,
+    AttentionSplit,
+    LatentShape,
+    choose_split,
+    shape_of,
+)
 from vkmoe.kernels.logits.operations import CANDIDATE_WORDS, list_words
 from vkmoe.kernels.prompt_attention.operations import PromptTiling, choose_tiling
 from vkmoe.kernels.prompt_experts.operations import PairTiles, RoutedRows
@@ -210,50 +216,18 @@ def attention_kernels(
     """Say how each kind of attention runs with `ctx_size` places in its caches."""
     kernels = {}
     for mixer in spec.mixers:
-        shape = _attention_shape(mixer, ctx_size, kv_types, spec)
+        shape = shape_of(mixer, ctx_size, kv_types, spec.norm_eps)
         kernels[mixer] = AttentionKernels(
             shape, choose_split(shape, tuning), choose_tiling(shape, tuning)
         )
     return kernels
 
 
-def _attention_shape(
-    mixer: Mixer, ctx_size: int, kv_types: KvTypes, spec: ModelSpec
-) -> AttentionShape | LatentShape:
-    scale = mixer.scale or mixer.query_dim**-0.5
-    if isinstance(mixer, LatentSpec):
-        return LatentShape(
-            n_heads=mixer.n_heads,
-            kv_rank=mixer.kv_rank,
-            rope_dim=mixer.rope_dim,
-            nope_dim=mixer.nope_dim,
-            context=ctx_size,
-            eps=spec.norm_eps,
-            scale=scale,
-            kv_type=kv_types.keys,
-            rope_style=mixer.rope.style,
-        )
-    return AttentionShape(
-        n_heads=mixer.n_heads,
-        n_kv_heads=mixer.n_kv_heads,
-        head_dim=mixer.head_dim,
-        rotary_dim=mixer.rope.dim,
-        context=ctx_size,
-        rope_style=mixer.rope.style,
-        norm=mixer.qk_norm,
-        eps=spec.norm_eps,
-        scale=scale,
-        kv_types=kv_types,
-        window=mixer.window,
-        sinks=mixer.sinks,
-    )
-
-
 def router_shape(spec: ModelSpec) -> RouterShape:
     """Describe how the layers of a model with experts route."""
     experts = spec.experts
     assert experts is not None, spec.name
-    return RouterShape(**{item.name: getattr(experts, item.name) for item in fields(RouterShape)})
+    return RouterShape.of(experts)
 
 
 @dataclass(frozen=True)

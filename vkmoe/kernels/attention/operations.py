@@ -8,18 +8,18 @@ Shaders: attention.comp, latent_attention.comp, attention_combine.comp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Range, TensorRef, memory_range
+from vkmoe.gpu.kernels import KernelSpec, kernel
+from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range
 from vkmoe.kernels.attention.shapes import (
-    ROPE_STYLES,
     AttentionShape,
     AttentionSplit,
     LatentShape,
-    type_numbers,
+    shape_numbers,
 )
 from vkmoe.kernels.context import OpContext
 
@@ -28,10 +28,11 @@ __all__ = [
     "KvCache",
     "LatentCache",
     "LatentQkv",
+    "LayerCache",
+    "Shape",
     "attention",
-    "constant_reads",
     "latent_attention",
-    "regions",
+    "places",
 ]
 
 ATTENTION = kernel(
@@ -59,14 +60,58 @@ ATTENTION_COMBINE = kernel(
     "workgroup_size head_dim n_splits",
 )
 WHOLE, APPEND, READ = range(3)  # modes of a dispatch, as attention_cache.glsl numbers them
-NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
+
+
+Shape = AttentionShape | LatentShape
+
+
+class LayerCache(ABC):
+    """Holds where a layer's caches are; a base of dataclasses.
+
+    Each cache has `n_regions` behind one another, one for each sequence.
+    """
+
+    rope_table: int
+    n_regions: int
+
+    @property
+    @abstractmethod
+    def caches(self) -> tuple[int, ...]:
+        """List the addresses of keys and values, or of the rows that are both."""
+
+    @property
+    @abstractmethod
+    def gains(self) -> tuple[int, ...]:
+        """List the addresses of the norms' gains, f32."""
+
+    @property
+    @abstractmethod
+    def sinks(self) -> int:
+        """Return the address of f32 [n_heads], one logit per head; 0: none."""
+
+    @property
+    def numbers(self) -> dict[str, object]:
+        """Return what kernels need, as they name it."""
+        ends = {"k_cache": self.caches[0], "v_cache": self.caches[-1], "sinks": self.sinks}
+        return {**vars(self), **ends}
+
+    def memory(self, shape: Shape) -> tuple[Range, ...]:
+        """List the memory of the caches, all regions of each."""
+        places = zip(self.caches, shape.cache_bytes, strict=True)
+        return tuple(memory_range(cache, self.n_regions * n_bytes) for cache, n_bytes in places)
+
+    def constants(self, shape: Shape) -> tuple[Range, ...]:
+        """List the memory of the RoPE table and the norm gains."""
+        gains = [*zip(self.gains, shape.gain_widths, strict=False)]
+        assert all(gain for gain, _ in gains), self
+        table = memory_range(self.rope_table, shape.rope_bytes)
+        return table, *(memory_range(gain, 4 * width) for gain, width in gains)
 
 
 @dataclass(frozen=True)
-class KvCache:
+class KvCache(LayerCache):
     """Holds addresses of a layer's caches and what else its attention reads. Gain 0 = no norm.
 
-    Each cache has `n_regions` behind one another, one for each sequence.
     `sinks`: f32 [n_heads], one logit per head for the softmax's denominator; 0 = none.
     """
 
@@ -76,7 +121,52 @@ class KvCache:
     q_gain: int = 0
     k_gain: int = 0
     sinks: int = 0
-    n_regions: int = 1  # of each cache, one for a sequence; the shape's cache_bytes are one's
+    n_regions: int = 1
+
+    @property
+    def caches(self) -> tuple[int, ...]:
+        return self.keys, self.values
+
+    @property
+    def gains(self) -> tuple[int, ...]:
+        return self.q_gain, self.k_gain
+
+
+@dataclass(frozen=True)
+class LatentCache(LayerCache):
+    """Holds addresses of one layer's cache and of what its attention reads besides."""
+
+    rows: int  # [n_regions][context][kv_rank + rope_dim], in the shape's kv_type
+    rope_table: int
+    gain: int  # f32 [kv_rank], of the norm of the compressed part
+    n_regions: int = 1
+    sinks: ClassVar[int] = 0
+
+    @property
+    def caches(self) -> tuple[int, ...]:
+        return (self.rows,)
+
+    @property
+    def gains(self) -> tuple[int, ...]:
+        return (self.gain,)
+
+
+class LatentQkv(NamedTuple):
+    """Holds what each row brings to latent attention; q and kv may be one tensor."""
+
+    absorbed: TensorRef  # f32 [n_heads * kv_rank]
+    q: TensorRef  # raw f32 [n_heads][nope_dim + rope_dim], of which the rope part is read
+    kv: TensorRef  # raw f32 [kv_rank + rope_dim]
+    q_offset: int = 0  # word at which q begins
+    kv_offset: int = 0
+
+    def bound(self, shape: LatentShape, n_rows: int) -> dict[str, Bound]:
+        """Bind what kernels read of the first rows."""
+        return {
+            "absorbed": self.absorbed.rows(n_rows, 0, shape.n_heads * shape.kv_rank),
+            "q": self.q.rows(n_rows, self.q_offset, shape.q_width),
+            "kv": self.kv.rows(n_rows, self.kv_offset, shape.row_dim),
+        }
 
 
 class AttentionTensors(NamedTuple):
@@ -99,93 +189,8 @@ def attention(
 
     qkv f32 [qkv_width] raw; out f32 [n_heads * head_dim]. Two dispatches; three for several rows.
     """
-    split.check(shape)
-    assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
-    assert shape.sinks == (cache.sinks != 0), (shape, cache)
-    caches = regions((cache.keys, cache.values), shape, cache.n_regions)
-    numbers = {
-        **vars(shape),
-        **vars(split),
-        **vars(cache),
-        **type_numbers(shape),
-        **_pitches(qkv=qkv, partials=tensors.partials),
-        "rope_style": ROPE_STYLES[shape.rope_style],
-        "norm_mode": NORM_MODES[shape.norm],
-        "k_cache": cache.keys,
-        "v_cache": cache.values,
-    }
-    for mode in _modes(op):
-        op.append(
-            ATTENTION.dispatch(
-                f"attention{split.suffix}",
-                {**numbers, "mode": mode},
-                {
-                    "qkv": qkv.rows(op.n_rows, 0, shape.qkv_width),
-                    "params": tensors.params,
-                    "partials": tensors.partials.rows(op.n_rows, 0, split.partials_words(shape)),
-                },
-                _groups(op, shape, split, mode),
-                op.label,
-                reads=(*caches, *constant_reads(shape, cache)),
-                writes=caches if mode != READ else (),
-            )
-        )
-    _join_splits(op, shape, split, tensors, sinks=cache.sinks)
-
-
-def _modes(op: OpContext) -> tuple[int, ...]:
-    """List what dispatches do: several rows may be of one sequence, and then see each other."""
-    return (WHOLE,) if op.n_rows == 1 else (APPEND, READ)
-
-
-def _groups(
-    op: OpContext, shape: AttentionShape | LatentShape, split: AttentionSplit, mode: int
-) -> tuple[int, int, int]:
-    n_splits = 1 if mode == APPEND else split.n_splits
-    return shape.n_heads // split.workgroup_heads, n_splits, op.n_rows
-
-
-def _pitches(**tensors: TensorRef) -> dict[str, int]:
-    """Say how far the rows of tensors lie apart, as kernels name it."""
-    return {f"{name}_pitch": tensor.row_words for name, tensor in tensors.items()}
-
-
-def regions(
-    caches: Iterable[int], shape: AttentionShape | LatentShape, n_regions: int
-) -> tuple[Range, ...]:
-    """List the memory of a layer's caches, all regions of each."""
-    places = zip(caches, shape.cache_bytes, strict=True)
-    return tuple(memory_range(cache, n_regions * n_bytes) for cache, n_bytes in places)
-
-
-def constant_reads(shape: AttentionShape, cache: KvCache) -> tuple[Range, ...]:
-    """List the memory of the RoPE table and the norm gains."""
-    reads = [memory_range(cache.rope_table, shape.rope_bytes)]
-    if shape.norm != "none":
-        full_width = shape.norm == "full_width"
-        for gain, n_heads in ((cache.q_gain, shape.n_heads), (cache.k_gain, shape.n_kv_heads)):
-            reads.append(memory_range(gain, 4 * shape.head_dim * (n_heads if full_width else 1)))
-    return tuple(reads)
-
-
-@dataclass(frozen=True)
-class LatentCache:
-    """Holds addresses of one layer's cache and of what its attention reads besides."""
-
-    rows: int  # [n_regions][context][kv_rank + rope_dim], in the shape's kv_type
-    rope_table: int
-    gain: int  # f32 [kv_rank], of the norm of the compressed part
-    n_regions: int = 1  # as in KvCache
-
-
-class LatentQkv(NamedTuple):
-    """Holds what each row brings to latent attention; q and kv may be one tensor."""
-
-    absorbed: TensorRef  # f32 [n_heads * kv_rank]
-    q: TensorRef  # raw f32 [n_heads][nope_dim + rope_dim], of which the rope part is read
-    kv: TensorRef  # raw f32 [kv_rank + rope_dim]
-    q_offset: int = 0  # word at which q begins
-    kv_offset: int = 0
+    given = {"qkv": qkv.rows(op.n_rows, 0, shape.qkv_width)}
+    _attend(op, ATTENTION, shape, split, cache, given, tensors)
 
 
 def latent_attention(
@@ -200,69 +205,60 @@ def latent_attention(
 
     out f32 [n_heads * kv_rank]. Two dispatches; three for several rows.
     """
+    given = qkv.bound(shape, op.n_rows)
+    _attend(op, LATENT_ATTENTION, shape, split, cache, given, tensors)
+
+
+def places(bound: Mapping[str, Bound]) -> dict[str, int]:
+    """Say where the parts of rows begin in tensors, and how far they lie apart, as kernels do."""
+    offsets = {f"{name}_offset": item.range.start // 4 for name, item in bound.items()}
+    return offsets | {f"{name}_pitch": item.tensor.row_words for name, item in bound.items()}
+
+
+def _attend(
+    op: OpContext,
+    spec: KernelSpec,
+    shape: Shape,
+    split: AttentionSplit,
+    cache: LayerCache,
+    given: Mapping[str, Bound],
+    tensors: AttentionTensors,
+) -> None:
+    """Append what leaves the partials of all splits, and what joins these.
+
+    Several rows may be of one sequence, and then see each other: they append in a dispatch before.
+    """
     split.check(shape)
-    cached = regions((cache.rows,), shape, cache.n_regions)
+    assert shape.sinks == (cache.sinks != 0), (shape, cache)
+    caches, constants = cache.memory(shape), cache.constants(shape)
+    partials = {"partials": tensors.partials.rows(op.n_rows, 0, split.partials_words(shape))}
+    out = {"out": tensors.out.rows(op.n_rows, 0, shape.n_heads * shape.value_dim)}
     numbers = {
-        **vars(shape),
+        **shape_numbers(shape),
         **vars(split),
-        **vars(cache),
-        **type_numbers(shape),
-        **_pitches(absorbed=qkv.absorbed, q=qkv.q, kv=qkv.kv, partials=tensors.partials),
-        "rope_style": ROPE_STYLES[shape.rope_style],
-        "q_offset": qkv.q_offset,
-        "kv_offset": qkv.kv_offset,
+        **cache.numbers,
+        **places({**given, **partials, **out}),
     }
-    constant = (
-        memory_range(cache.rope_table, shape.rope_bytes),
-        memory_range(cache.gain, 4 * shape.kv_rank),
-    )
-    for mode in _modes(op):
+    for mode in (WHOLE,) if op.n_rows == 1 else (APPEND, READ):
+        n_splits = 1 if mode == APPEND else split.n_splits
         op.append(
-            LATENT_ATTENTION.dispatch(
-                f"latent_attention{split.suffix}",
+            spec.dispatch(
+                f"{spec.name}{split.suffix}",
                 {**numbers, "mode": mode},
-                {
-                    "absorbed": qkv.absorbed.rows(op.n_rows, 0, shape.n_heads * shape.kv_rank),
-                    "params": tensors.params,
-                    "q": qkv.q.rows(op.n_rows, qkv.q_offset, shape.q_width),
-                    "kv": qkv.kv.rows(op.n_rows, qkv.kv_offset, shape.row_dim),
-                    "partials": tensors.partials.rows(op.n_rows, 0, split.partials_words(shape)),
-                },
-                _groups(op, shape, split, mode),
+                {**given, **partials, "params": tensors.params},
+                (shape.n_heads // split.workgroup_heads, n_splits, op.n_rows),
                 op.label,
-                reads=(*cached, *constant),
-                writes=cached if mode != READ else (),
+                reads=(*caches, *constants),
+                writes=caches if mode != READ else (),
             )
         )
-    _join_splits(op, shape, split, tensors)
-
-
-def _join_splits(
-    op: OpContext,
-    shape: AttentionShape | LatentShape,
-    split: AttentionSplit,
-    tensors: AttentionTensors,
-    sinks: int = 0,
-) -> None:
-    """Append out f32 [n_heads * value_dim] = the splits' partials, joined; `sinks` 0 = none."""
     op.append(
         ATTENTION_COMBINE.dispatch(
             "attention_combine",
-            {
-                **vars(split),
-                **_pitches(partials=tensors.partials, out=tensors.out),
-                "head_dim": shape.value_dim,
-                "sinks": sinks,
-                "context": shape.context,
-                "window": shape.window,
-            },
-            {
-                "partials": tensors.partials.rows(op.n_rows, 0, split.partials_words(shape)),
-                "params": tensors.params,
-                "out": tensors.out.rows(op.n_rows, 0, shape.n_heads * shape.value_dim),
-            },
+            {**numbers, "head_dim": shape.value_dim},
+            {**partials, **out, "params": tensors.params},
             (shape.n_heads, 1, op.n_rows),
             f"{op.label} combine",
-            reads=(memory_range(sinks, 4 * shape.n_heads),) if sinks else (),
+            reads=(memory_range(cache.sinks, 4 * shape.n_heads),) if cache.sinks else (),
         )
     )

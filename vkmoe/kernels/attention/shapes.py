@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vkmoe.choices import KvType
+from vkmoe.facts import LatentSpec, Mixer
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
 
@@ -18,12 +19,13 @@ __all__ = [
     "MAX_HEAD_DIM",
     "MAX_RANK",
     "MAX_ROPE_DIM",
-    "ROPE_STYLES",
     "UNIT_DIMS",
     "AttentionShape",
     "AttentionSplit",
     "LatentShape",
     "choose_split",
+    "shape_numbers",
+    "shape_of",
     "type_numbers",
 ]
 
@@ -31,7 +33,9 @@ UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
 # What the shaders have room for.
 MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 256, 1024, 256
 MAX_CACHE_BYTES = 1 << 32  # a cache of a layer is smaller
-ROPE_STYLES = {"neox": 0, "normal": 1}  # as the shaders number them
+# As the shaders number them.
+ROPE_STYLES = {"neox": 0, "normal": 1}
+NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,14 @@ class AttentionShape:
         return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in self.kv_types)
 
     @property
+    def gain_widths(self) -> tuple[int, ...]:
+        """Count the numbers of each norm gain: of q, and of k."""
+        if self.norm == "none":
+            return ()
+        heads = (self.n_heads, self.n_kv_heads) if self.norm == "full_width" else (1, 1)
+        return tuple(n * self.head_dim for n in heads)
+
+    @property
     def rope_bytes(self) -> int:
         """Count the bytes of the (cos, sin) table [context][rotary_dim / 2], f32 pairs."""
         return self.context * self.rotary_dim * 4
@@ -109,6 +121,7 @@ class LatentShape:
     kv_type: KvType
     rope_style: Literal["neox", "normal"] = "normal"
     window: ClassVar[int] = 0  # all positions are seen
+    sinks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         assert self.kv_rank % UNIT_DIMS == 0 and UNIT_DIMS <= self.kv_rank <= MAX_RANK, self
@@ -144,9 +157,47 @@ class LatentShape:
         return (region_bytes(self.kv_type, self.context, self.row_dim),)
 
     @property
+    def gain_widths(self) -> tuple[int, ...]:
+        """Count the numbers of the only norm gain."""
+        return (self.kv_rank,)
+
+    @property
     def rope_bytes(self) -> int:
         """Count the bytes of the (cos, sin) table [context][rope_dim / 2], f32 pairs."""
         return self.context * self.rope_dim * 4
+
+
+def shape_of(
+    mixer: Mixer, context: int, kv_types: KvTypes, eps: float
+) -> AttentionShape | LatentShape:
+    """Return the shape of a model's attention with so many places in its caches."""
+    scale = mixer.scale or mixer.query_dim**-0.5
+    if isinstance(mixer, LatentSpec):
+        return LatentShape(
+            n_heads=mixer.n_heads,
+            kv_rank=mixer.kv_rank,
+            rope_dim=mixer.rope_dim,
+            nope_dim=mixer.nope_dim,
+            context=context,
+            eps=eps,
+            scale=scale,
+            kv_type=kv_types.keys,
+            rope_style=mixer.rope.style,
+        )
+    return AttentionShape(
+        n_heads=mixer.n_heads,
+        n_kv_heads=mixer.n_kv_heads,
+        head_dim=mixer.head_dim,
+        rotary_dim=mixer.rope.dim,
+        context=context,
+        rope_style=mixer.rope.style,
+        norm=mixer.qk_norm,
+        eps=eps,
+        scale=scale,
+        kv_types=kv_types,
+        window=mixer.window,
+        sinks=mixer.sinks,
+    )
 
 
 MAX_SPLITS = 128
@@ -292,6 +343,20 @@ def _unit_words(kv_type: KvType) -> int:
 def _raw_bytes(shape: AttentionShape | LatentShape) -> int:
     """Count the bytes that a unit takes once it is loaded, in either cache: whole 16-byte words."""
     return 32 if "f32" in shape.kv_types else 16
+
+
+def shape_numbers(shape: AttentionShape | LatentShape) -> dict[str, object]:
+    """Return what kernels need of a shape, as they name it."""
+    norm = {"norm_mode": NORM_MODES[shape.norm]} if isinstance(shape, AttentionShape) else {}
+    return {
+        **vars(shape),
+        **type_numbers(shape),
+        **norm,
+        "rope_style": ROPE_STYLES[shape.rope_style],
+        "window": shape.window,
+        "row_dim": shape.row_dim,
+        "value_dim": shape.value_dim,
+    }
 
 
 def type_numbers(shape: AttentionShape | LatentShape) -> dict[str, int]:

@@ -1,10 +1,12 @@
-"""This module has the NumPy twins of attention.comp, latent_attention.comp, attention_combine.comp.
+"""This module has the NumPy twins of attention.comp, latent_attention.comp, attention_combine.comp,
+append_rows.comp, append_latent_rows.comp and prompt_attention.comp.
 
 They compute in float64; what is cached rounds as the cache's type does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,16 +19,15 @@ from vkmoe.kernels.norms.twins import rms_norm
 from vkmoe.kv_types import KvTypes
 
 __all__ = [
+    "Appended",
     "AttentionInputs",
-    "AttentionResult",
     "LatentInputs",
-    "LatentResult",
+    "append_latent_row",
+    "append_row",
     "attention",
     "attention_combine",
     "first_seen",
-    "latent_attention",
-    "latent_row",
-    "norm_rotate",
+    "prompt_attention",
     "rotate",
     "split_positions",
 ]
@@ -34,14 +35,6 @@ __all__ = [
 Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 SPLIT_STEP = 32
-
-
-class AttentionResult(NamedTuple):
-    """Holds what the kernel leaves: partials, and the rows appended to caches at the position."""
-
-    partials: Wide  # [n_heads, n_splits, head_dim + 2], rows of unused splits are NaN
-    key: Floats  # [n_kv_heads, head_dim], rounded as in the cache
-    value: Floats
 
 
 @dataclass(frozen=True)
@@ -59,8 +52,31 @@ class AttentionInputs:
     rope: Floats  # [context, rotary_dim / 2, 2], (cos, sin)
     rope_style: str  # "neox": halves, "normal": adjacent pairs
     eps: float
-    scale: float
     kv_types: KvTypes  # of the caches
+
+
+@dataclass(frozen=True)
+class LatentInputs:
+    """Holds a token's absorbed queries, raw rotary queries and row; what norms and rotates them.
+
+    The raw row is [kv_rank | rope_dim]; `rope_style`: "neox" halves, "normal" adjacent pairs.
+    """
+
+    absorbed: Floats  # [n_heads, kv_rank]
+    q_rope: Floats  # [n_heads, rope_dim]
+    kv: Floats  # [kv_rank + rope_dim]
+    gain: Floats  # [kv_rank]
+    rope: Floats  # [context, rope_dim / 2, 2], (cos, sin)
+    rope_style: str
+    eps: float
+    kv_type: KvType  # of the cache
+
+
+class Appended(NamedTuple):
+    """Holds what a row leaves: its turned queries, and its rows as caches hold them."""
+
+    queries: Wide  # [n_heads, row_dim], not scaled
+    cached: tuple[Floats, ...]  # key and value [n_kv_heads, head_dim], or [1, kv_rank + rope_dim]
 
 
 def first_seen(position: int, window: int) -> int:
@@ -87,53 +103,54 @@ def rotate(rows: Wide, rope: Floats, style: str) -> Wide:
     return result
 
 
-def attention(
-    inputs: AttentionInputs,
-    k_cache: Floats,
-    v_cache: Floats,
-    position: int,
-    n_splits: int,
-    window: int = 0,
-    appended_key: Floats | None = None,
-) -> AttentionResult:
-    """Compute the partials of each split; of the caches, rows seen below the position count.
-
-    Caches are [n_kv_heads, context, head_dim]. `appended_key` [n_kv_heads, head_dim] takes the
-    place of the computed k in the scores, so that one key rounded to the other neighbouring half
-    does not count as an error of everything else.
-    """
-    n_kv_heads, context, _ = k_cache.shape
-    position = min(position, context - 1)
-    query = inputs.scale * norm_rotate(inputs, inputs.q, inputs.q_gain, position)
+def append_row(inputs: AttentionInputs, position: int) -> Appended:
+    """Norm and rotate q and k of one row; v is cached as it is."""
     key_type, value_type = inputs.kv_types
-    key = cache_row(norm_rotate(inputs, inputs.k, inputs.k_gain, position), key_type)
-    value = cache_row(inputs.v, value_type)
-    last = key if appended_key is None else appended_key
-    seen = slice(first_seen(position, window), position)
-    keys = np.concatenate([k_cache[:, seen], last[:, None]], axis=1).astype(np.float64)
-    values = np.concatenate([v_cache[:, seen], value[:, None]], axis=1).astype(np.float64)
-    groups = np.split(query, n_kv_heads)
-    rows = zip(groups, keys, values, strict=True)
-    partials = np.concatenate([_split_partials(*group, n_splits) for group in rows])
-    return AttentionResult(partials, key, value)
+    queries = _norm_rotate(inputs, inputs.q, inputs.q_gain, position)
+    key = cache_row(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), key_type)
+    return Appended(queries, (key, cache_row(inputs.v, value_type)))
 
 
-def _split_partials(query: Wide, keys: Wide, values: Wide, n_splits: int) -> Wide:
-    """Compute partials [heads, n_splits, value_dim + 2] of heads that share the rows they see.
+def append_latent_row(inputs: LatentInputs, position: int) -> Appended:
+    """Rotate the rotary parts of one row, and norm its compressed part."""
+    rope, style = inputs.rope[position], inputs.rope_style
+    turned = rotate(inputs.q_rope.astype(np.float64), rope, style)
+    compressed, rest = np.split(inputs.kv.astype(np.float64), [len(inputs.gain)])
+    normed = rms_norm(compressed, inputs.gain, inputs.eps)
+    row = np.concatenate([normed, rotate(rest[None], rope, style)[0]])
+    queries = np.hstack([inputs.absorbed.astype(np.float64), turned])
+    return Appended(queries, (cache_row(row[None], inputs.kv_type),))
 
-    `query` [heads, row_dim], scaled; `keys` [n_seen, row_dim]; `values` [n_seen, value_dim].
+
+def _norm_rotate(inputs: AttentionInputs, rows: Floats, gain: Floats | None, position: int) -> Wide:
+    """Apply norm, where there is a gain, and RoPE to heads [n, head_dim] of q or k."""
+    wide = rows.astype(np.float64)
+    if gain is not None:
+        squares = wide * wide
+        mean = squares.mean() if gain.ndim == 2 else squares.mean(axis=1, keepdims=True)
+        wide = wide / np.sqrt(mean + inputs.eps) * gain.astype(np.float64)
+    return rotate(wide, inputs.rope[position], inputs.rope_style)
+
+
+def attention(queries: Floats, keys: Floats, values: Floats, n_splits: int) -> Wide:
+    """Compute partials [n_heads, n_splits, value_dim + 2] of queries over the rows that they see.
+
+    `queries` [n_heads, row_dim], scaled; `keys` [n_kv_heads, n_seen, row_dim]; `values`
+    [n_kv_heads, n_seen, value_dim]. Rows of unused splits are NaN.
     """
-    width = values.shape[1]
-    partials = np.full((len(query), n_splits, width + 2), np.nan)
-    length = split_positions(len(keys) - 1, n_splits)
-    for split, start in enumerate(range(0, len(keys), length)):
+    groups = queries.astype(np.float64).reshape(len(keys), -1, queries.shape[1])
+    n_seen, width = values.shape[1:]
+    partials = np.full((*groups.shape[:2], n_splits, width + 2), np.nan)
+    length = split_positions(n_seen - 1, n_splits)
+    for split, start in enumerate(range(0, n_seen, length)):
         span = slice(start, start + length)
-        scores = query @ keys[span].T
-        top = scores.max(axis=1, keepdims=True)
+        scores = groups @ keys[:, span].astype(np.float64).swapaxes(1, 2)
+        top = scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores - top)
-        partials[:, split, :width] = weights @ values[span]
-        partials[:, split, width:] = np.hstack([top, weights.sum(axis=1, keepdims=True)])
-    return partials
+        sums = weights @ values[:, span].astype(np.float64)
+        total = weights.sum(axis=-1, keepdims=True)
+        partials[:, :, split] = np.concatenate([sums, top, total], axis=-1)
+    return partials.reshape(len(queries), n_splits, width + 2)
 
 
 def attention_combine(
@@ -158,66 +175,24 @@ def attention_combine(
     return joined
 
 
-def norm_rotate(inputs: AttentionInputs, rows: Floats, gain: Floats | None, position: int) -> Wide:
-    """Apply norm, where there is a gain, and RoPE to heads [n, head_dim] of q or k."""
-    wide = rows.astype(np.float64)
-    if gain is not None:
-        squares = wide * wide
-        mean = squares.mean() if gain.ndim == 2 else squares.mean(axis=1, keepdims=True)
-        wide = wide / np.sqrt(mean + inputs.eps) * gain.astype(np.float64)
-    return rotate(wide, inputs.rope[position], inputs.rope_style)
+def prompt_attention(
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    positions: Sequence[int],
+    window: int = 0,
+    sinks: Floats | None = None,
+) -> Wide:
+    """Compute the softmax of every row over what it sees, times the values.
 
-
-class LatentResult(NamedTuple):
-    """Holds what the kernel leaves: partials, and the row appended to the cache at the position."""
-
-    partials: Wide  # [n_heads, n_splits, kv_rank + 2], rows of unused splits are NaN
-    row: Floats  # [kv_rank + rope_dim], rounded as in the cache
-
-
-@dataclass(frozen=True)
-class LatentInputs:
-    """Holds a token's absorbed queries, raw rotary queries and row; what norms and rotates them.
-
-    The raw row is [kv_rank | rope_dim]; `rope_style`: "neox" halves, "normal" adjacent pairs.
+    `queries` [n_rows, n_heads, row_dim], scaled; `keys` and `values` are each row's own regions
+    [n_rows, n_kv_heads, context, dim], with all that it sees in place; `sinks` [n_heads]: a logit
+    more in the denominator.
+    Returns [n_rows, n_heads, value_dim].
     """
-
-    absorbed: Floats  # [n_heads, kv_rank]
-    q_rope: Floats  # [n_heads, rope_dim]
-    kv: Floats  # [kv_rank + rope_dim]
-    gain: Floats  # [kv_rank]
-    rope: Floats  # [context, rope_dim / 2, 2], (cos, sin)
-    rope_style: str
-    eps: float
-    scale: float
-    kv_type: KvType  # of the cache
-
-
-def latent_attention(
-    inputs: LatentInputs,
-    cache: Floats,
-    position: int,
-    n_splits: int,
-    appended_row: Floats | None = None,
-) -> LatentResult:
-    """Compute the partials of each split; of the cache, rows below the position count.
-
-    The cache is [context, kv_rank + rope_dim]. `appended_row` takes the place of the computed row
-    in scores and sums, so that a dim rounded to the other neighbouring half does not count as an
-    error of everything else.
-    """
-    kv_rank = inputs.absorbed.shape[1]
-    position = min(position, len(cache) - 1)
-    turned = rotate(inputs.q_rope.astype(np.float64), inputs.rope[position], inputs.rope_style)
-    query = inputs.scale * np.hstack([inputs.absorbed.astype(np.float64), turned])
-    row = cache_row(latent_row(inputs, position), inputs.kv_type)
-    last = row if appended_row is None else appended_row
-    rows = np.vstack([cache[:position], last]).astype(np.float64)
-    return LatentResult(_split_partials(query, rows, rows[:, :kv_rank], n_splits), row)
-
-
-def latent_row(inputs: LatentInputs, position: int) -> Wide:
-    """Compute the token's row: RMSNorm of the compressed part, RoPE of the rest."""
-    compressed, rest = np.split(inputs.kv.astype(np.float64), [len(inputs.gain)])
-    turned = rotate(rest[None], inputs.rope[position], inputs.rope_style)[0]
-    return np.concatenate([rms_norm(compressed, inputs.gain, inputs.eps), turned])
+    out = []
+    for query, key, value, position in zip(queries, keys, values, positions, strict=True):
+        seen = slice(first_seen(position, window), position + 1)
+        partials = attention(query, key[:, seen], value[:, seen], 1)
+        out.append(attention_combine(partials, position, window, sinks))
+    return np.array(out)

@@ -245,7 +245,7 @@ def _gate_up_works(setup: Setup) -> Iterator[Work]:
     shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
     for what, use, inner in _uses_of_model(setup):
         case = GateUpCase(
-            tuning, (kind, kind), use, inner, shapes.width, activation=shapes.activation
+            tuning, (kind, kind), use, inner, shapes.width, activation=shapes.experts.activation
         )
         text = f"{use.n_slots} x 2 x {inner} x {shapes.width}"
         form = use.n_slots * 2 * inner, shapes.width
@@ -263,14 +263,13 @@ def _down_works(setup: Setup) -> Iterator[Work]:
 
 def _uses_of_model(setup: Setup) -> Iterator[tuple[str, Use, int]]:
     """Yield name, slots and inner width of the experts a family gets: routed, kept, shared."""
-    shapes = setup.shapes
-    n_used = shapes.router.n_used
+    experts, n_used = setup.shapes.experts, setup.shapes.experts.n_used
     keeps = setup.variant.family.endswith("_keep")
     kept = tuple(range(n_used)) if keeps else None
-    yield "", Use(n_used, n_used, kept=kept, biased=shapes.biased), shapes.inner
-    if shapes.shared_inner and not keeps:
-        slot = n_used if shapes.router.shared_gate else None
-        yield "shared ", Use(1, 1, routed=False, weight_slot=slot), shapes.shared_inner
+    yield "", Use(n_used, n_used, kept=kept, biased=experts.biases), experts.width
+    if experts.shared_width and not keeps:
+        slot = n_used if experts.shared_gate else None
+        yield "shared ", Use(1, 1, routed=False, weight_slot=slot), experts.shared_width
 
 
 FAMILIES = {

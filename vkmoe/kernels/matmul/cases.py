@@ -452,7 +452,7 @@ def _matmul_works(setup: Setup) -> Iterator[Work]:
     shapes, kind, tuning = setup.shapes, setup.variant.axis, setup.tuning
     batch = _prompt_batch(setup)
     segments = tuple((kind, n) for n in shapes.qkv)
-    case = MatmulCase(tuning, segments, shapes.width, batch, biased=shapes.biased)
+    case = MatmulCase(tuning, segments, shapes.width, batch, biased=shapes.experts.biases)
     text = f"{batch.most} rows, {'+'.join(map(str, shapes.qkv))} x {shapes.width}"
     yield weights_work(setup, "q/k/v", text, case.run, (sum(shapes.qkv), shapes.width))
 
@@ -468,7 +468,7 @@ def _matmul_residual_works(setup: Setup) -> Iterator[Work]:
 def _expert_matmul_works(setup: Setup) -> Iterator[Work]:
     """Multiply a prompt's rows with their experts, of which few are left unused."""
     shapes, kind, batch = setup.shapes, setup.variant.axis, _prompt_batch(setup)
-    router, inner, width = shapes.router, shapes.inner, shapes.width
+    router, inner, width = shapes.router, shapes.experts.width, shapes.width
     gate_up = setup.variant.family == "expert_matmul_gate_up"
     types, n_rows, n_columns = ((kind, kind), inner, width) if gate_up else ((kind,), width, inner)
     case = ExpertMatmulCase(

@@ -235,13 +235,13 @@ def _matvec_works(setup: Setup) -> Iterator[Work]:
     if kind in ROUTER_TYPES:
         stacks["router"] = (shapes.router.n_experts,)
     for role, rows in stacks.items():
-        biased = shapes.biased and role != "head"
+        biased = shapes.experts.biases and role != "head"
         segments = tuple((kind, n) for n in rows)
         case = MatvecCase(tuning, segments, shapes.width, n_partials, biased=biased)
         text = f"{'+'.join(map(str, rows))} x {shapes.width}"
         yield weights_work(setup, role, text, case.run, (sum(rows), shapes.width))
     if shapes.latent is not None:
-        latent, n_heads = shapes.latent, shapes.n_heads
+        latent, n_heads = shapes.latent, shapes.latent.n_heads
         heads = {"k": (latent.kv_rank, latent.nope_dim), "v": (latent.value_dim, latent.kv_rank)}
         for what, (n_rows, n_columns) in heads.items():
             stack = HeadsCase(tuning, kind, n_heads, n_rows, n_columns)
@@ -252,7 +252,8 @@ def _matvec_works(setup: Setup) -> Iterator[Work]:
 
 def _matvec_residual_works(setup: Setup) -> Iterator[Work]:
     shapes, kind = setup.shapes, setup.variant.axis
-    case = ResidualCase(setup.tuning, kind, shapes.width, shapes.o_columns, biased=shapes.biased)
+    biased = shapes.experts.biases
+    case = ResidualCase(setup.tuning, kind, shapes.width, shapes.o_columns, biased=biased)
     text = f"{shapes.width} x {shapes.o_columns}"
     yield weights_work(setup, "o", text, case.run, (shapes.width, shapes.o_columns))
 

@@ -5,7 +5,6 @@ Rows of a cache that were never written are poisoned, and so are the inert rows 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -14,44 +13,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import TokenBatch
+from vkmoe.facts import AttentionSpec, LatentSpec
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import pack_params, param_words
+from vkmoe.kernels.attention import twins
 from vkmoe.kernels.attention.cases import (
     CACHES,
+    Shape,
     attention_text,
     deepseek2_shape,
     gpt_oss_shape,
-    grouped_shapes,
     has_usual_caches,
-    latent_shapes,
     qwen3_shape,
+    seen_bytes,
+    shapes_of,
 )
-from vkmoe.kernels.attention.layers import GroupedLayer, LatentLayer, Layer
-from vkmoe.kernels.attention.operations import LatentQkv
-from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape
+from vkmoe.kernels.attention.layers import GivenRows, layer_of
+from vkmoe.kernels.attention.shapes import AttentionShape
 from vkmoe.kernels.comparison import Checks, Inputs, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work
-from vkmoe.kernels.prompt_attention import twins
-from vkmoe.kernels.prompt_attention.operations import (
-    PromptTensors,
-    append_latent_rows,
-    append_rows,
-    choose_tiling,
-    latent_prompt_attention,
-    prompt_attention,
-)
-from vkmoe.kernels.shapes import TINY
+from vkmoe.kernels.prompt_attention.operations import PromptTensors, choose_tiling
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS
 
-__all__ = ["FAMILIES", "GroupedPrompts", "LatentPrompts", "PromptBatch", "Prompts", "prompts"]
+__all__ = ["FAMILIES", "PromptBatch", "Prompts"]
 
 Floats = NDArray[np.floating]
 Singles = NDArray[np.float32]
 NOTHING = slice(0)
 GAP = 8  # words of something else behind a row of a tensor, and in front of what is in it
+N_REGIONS = 2
 
 
 class PromptBatch(NamedTuple):
@@ -76,82 +69,68 @@ class PromptBatch(NamedTuple):
         return words
 
 
-class Prompts(ABC):
+class Prompts:
     """Runs batches over caches on the device, and keeps what they append in copies of the caches.
 
-    The program has `n_rows` rows; its batches have as many or fewer.
+    The program has `n_rows` rows; its batches have as many or fewer. Positions `filled` of all
+    regions are random at first. `sinks` [n_heads] are in place of random ones, where there are any.
     """
-
-    n_regions = 2
 
     def __init__(
         self,
         runner: Runner,
-        layer: Layer,
-        shape: AttentionShape | LatentShape,
+        shape: Shape,
         tuning: Tuning,
         n_rows: int,
+        filled: slice = NOTHING,
+        sinks: Singles | None = None,
     ) -> None:
-        self._runner, self._layer, self._shape, self._n_rows = runner, layer, shape, n_rows
-        self._tiling, self.caches = choose_tiling(shape, tuning), layer.caches
-        self._program = Program("prompt attention")
-        self._op = OpContext(self._program, tuning, "prompt", n_rows=n_rows)
+        self._runner, self._shape, self._n_rows = runner, shape, n_rows
+        given = GivenRows(n_rows, N_REGIONS, before_q=GAP, before_kv=GAP, behind=GAP)
+        self._layer = layer_of(runner, shape, filled, given, sinks)
+        self.caches, self._program = self._layer.caches, Program("prompt attention")
         self._params = TensorRef(f"params of {n_rows}", param_words(n_rows))
-        self._out = self._rows("out", shape.n_heads * shape.value_dim + GAP)
-        self._tensors = PromptTensors(self._params, self._out)
-
-    @property
-    @abstractmethod
-    def _turned(self) -> tuple[TensorRef, slice]:
-        """Return the tensor whose queries are turned in place, and its words in a batch's raw."""
-
-    @property
-    @abstractmethod
-    def _is_turned(self) -> NDArray[np.bool_]:
-        """Mark the words of a row of that tensor that are turned."""
-
-    @abstractmethod
-    def _inputs(self, raw: Singles) -> Inputs:
-        """Name the tensors of some rows."""
-
-    @abstractmethod
-    def _append_twin(self, raw: Singles, position: int) -> twins.Appended:
-        """Compute what a row leaves."""
-
-    @abstractmethod
-    def _queries(self, raw: Singles, appended: twins.Appended) -> Floats:
-        """Return a row's queries [n_heads, row_dim], not scaled."""
+        self._out = given.tensor("out", shape.n_heads * shape.value_dim)
+        op = OpContext(self._program, tuning, "prompt", n_rows=n_rows)
+        tensors = PromptTensors(self._params, self._out)
+        self._layer.append_prompt(op, choose_tiling(shape, tuning), tensors)
 
     def draw(self, positions: Sequence[int], sequences: Sequence[int] = ()) -> PromptBatch:
         """Draw random rows at some positions; without sequences all are of region 0."""
-        n_words = sum(ref.row_words for ref in self._inputs(np.zeros((1, 0), np.float32)))
-        raw = self._layer.rng.normal(0, 1, (len(positions), n_words)).astype(np.float32)
+        raw = self._layer.draw(len(positions))
         return PromptBatch(positions, sequences or [0] * len(positions), raw)
 
     def outputs(self, batch: PromptBatch) -> Singles:
         """Run a batch and compare nothing; returns [n_rows, n_heads * value_dim]."""
-        inputs = {**self._inputs(batch.raw), self._params: batch.params(self._n_rows)}
-        (out,) = self._runner.run(self._program, inputs, self._out)
+        (out,) = self._runner.run(self._program, self._inputs(batch), self._out)
         return self._split(out, len(batch.raw))[0]
 
     def step(self, batch: PromptBatch, checks: Checks) -> Singles:
         """Run a batch, check all it left behind, keep what it appended; returns as `outputs`."""
-        inputs = {**self._inputs(batch.raw), self._params: batch.params(self._n_rows)}
-        turned, out = self._runner.run(self._program, inputs, self._turned[0], self._out)
+        which, is_turned = self._layer.turned
+        queries = self._layer.tensors[which]
+        turned, out = self._runner.run(self._program, self._inputs(batch), queries, self._out)
         rows = zip(batch.raw, batch.positions, strict=True)
-        appended = [self._append_twin(raw, position) for raw, position in rows]
-        self._compare_queries(checks, turned, batch, appended)
+        appended = [self._layer.twin(raw, position) for raw, position in rows]
+        given = self._layer.inputs(batch.raw)[queries]
+        wanted = np.array([twin.queries for twin in appended])
+        self._compare_queries(checks, turned, given, is_turned, wanted)
         regions = zip(batch.sequences, batch.positions, strict=True)
         places = [(sequence, slice(None), position) for sequence, position in regions]
-        self._layer.compare(checks, self._layer.left(), places, [one.cached for one in appended])
+        self._layer.compare(checks, places, [one.cached for one in appended])
         left, untouched = self._split(out, len(batch.raw))
         checks.untouched("words beyond the rows of out", untouched)
-        wanted, largest = self._out_twin(batch, appended)
-        checks.close("out", left, wanted.reshape(left.shape), largest, 2e-5)
+        keys, values = (cached[list(batch.sequences)] for cached in self._layer.rows())
+        window, sinks = self._shape.window, self._layer.sinks
+        attended = twins.prompt_attention(
+            self._shape.scale * wanted, keys, values, batch.positions, window, sinks
+        )
+        largest = float(np.nanmax(np.abs(values.astype(np.float64))))
+        checks.close("out", left, attended.reshape(left.shape), largest, 2e-5)
         return left
 
-    def _rows(self, name: str, row_words: int) -> TensorRef:
-        return TensorRef(f"{name} of {self._n_rows}", self._n_rows * row_words, self._n_rows)
+    def _inputs(self, batch: PromptBatch) -> Inputs:
+        return {**self._layer.inputs(batch.raw), self._params: batch.params(self._n_rows)}
 
     def _split(self, out: Words, n_rows: int) -> tuple[Singles, Words]:
         """Split the words of `out` into what a batch leaves and what it must not touch."""
@@ -160,131 +139,22 @@ class Prompts(ABC):
         return left, np.concatenate([words[:n_rows, width:].ravel(), words[n_rows:].ravel()])
 
     def _compare_queries(
-        self, checks: Checks, words: Words, batch: PromptBatch, appended: Sequence[twins.Appended]
+        self,
+        checks: Checks,
+        words: Words,
+        given: Singles,
+        is_turned: NDArray[np.bool_],
+        wanted: Floats,
     ) -> None:
-        n_rows, is_turned = len(batch.raw), self._is_turned
-        found = words.reshape(self._n_rows, -1)
-        given = np.ascontiguousarray(batch.raw[:, self._turned[1]]).view(np.uint32)
-        checks.equal("words beside the queries", found[:n_rows, ~is_turned], given[:, ~is_turned])
+        """Compare the words of a tensor in which queries were turned; the last dims of each."""
+        n_rows, found = len(given), words.reshape(self._n_rows, -1)
+        before = np.ascontiguousarray(given).view(np.uint32)
+        checks.equal("words beside the queries", found[:n_rows, ~is_turned], before[:, ~is_turned])
         checks.untouched("queries of inert rows", found[n_rows:])
-        wanted = np.array([twin.queries.ravel() for twin in appended])
+        n_dims = np.count_nonzero(is_turned) // self._shape.n_heads
+        turned = wanted[..., wanted.shape[2] - n_dims :].reshape(n_rows, -1)
         left = np.ascontiguousarray(found[:n_rows, is_turned]).view(np.float32)
-        checks.close("turned queries", left, wanted, 0.2 + np.abs(wanted))
-
-    def _out_twin(
-        self, batch: PromptBatch, appended: Sequence[twins.Appended]
-    ) -> tuple[Floats, float]:
-        """Compute the outputs over the rows that were appended, and the largest value seen."""
-        rows = zip(batch.raw, appended, strict=True)
-        queries = self._shape.scale * np.array([self._queries(*row) for row in rows])
-        all_keys, all_values = self.caches[0].rows.values(), self.caches[-1].rows.values()
-        keys = [all_keys[sequence] for sequence in batch.sequences]
-        width = self._shape.value_dim
-        values = [all_values[sequence][..., :width] for sequence in batch.sequences]
-        sinks, window = self._layer.sinks, self._shape.window
-        wanted = twins.prompt_attention(queries, keys, values, batch.positions, window, sinks)
-        return wanted, float(np.nanmax(np.abs(np.array(values).astype(np.float64))))
-
-
-class GroupedPrompts(Prompts):
-    """Checks prompts of grouped heads; positions `filled` of all regions are random at first."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        shape: AttentionShape,
-        tuning: Tuning,
-        n_rows: int,
-        filled: slice = NOTHING,
-        sinks: Singles | None = None,
-    ) -> None:
-        """Fill the caches; `sinks` [n_heads] in place of random ones, where the shape has sinks."""
-        self._drawn = GroupedLayer(runner, shape, filled, self.n_regions, sinks)
-        super().__init__(runner, self._drawn, shape, tuning, n_rows)
-        self.shape, cache = shape, self._drawn.cache
-        self._qkv = self._rows("qkv", shape.qkv_width + GAP)
-        append_rows(self._op, shape, cache, self._qkv, self._params)
-        prompt_attention(self._op, shape, self._tiling, cache, self._qkv, self._tensors)
-
-    @property
-    def _turned(self) -> tuple[TensorRef, slice]:
-        return self._qkv, slice(None)
-
-    @property
-    def _is_turned(self) -> NDArray[np.bool_]:
-        return np.arange(self._qkv.row_words) < self.shape.n_heads * self.shape.head_dim
-
-    def _inputs(self, raw: Singles) -> Inputs:
-        return {self._qkv: raw}
-
-    def _append_twin(self, raw: Singles, position: int) -> twins.Appended:
-        return twins.append_row(self._drawn.inputs(raw), position)
-
-    def _queries(self, raw: Singles, appended: twins.Appended) -> Floats:
-        return appended.queries
-
-
-class LatentPrompts(Prompts):
-    """Checks prompts of latent attention; positions `filled` of all regions are random at first."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        shape: LatentShape,
-        tuning: Tuning,
-        n_rows: int,
-        filled: slice = NOTHING,
-    ) -> None:
-        self._drawn = LatentLayer(runner, shape, filled, self.n_regions)
-        super().__init__(runner, self._drawn, shape, tuning, n_rows)
-        self.shape, cache = shape, self._drawn.cache
-        self._absorbed = self._rows("absorbed", shape.n_heads * shape.kv_rank + GAP)
-        # One tensor for q and kv, as where one matrix product makes both.
-        self._kv_offset = GAP + shape.q_width + GAP
-        self._raw = self._rows("q_kv", self._kv_offset + shape.row_dim)
-        qkv = LatentQkv(self._absorbed, self._raw, self._raw, GAP, self._kv_offset)
-        append_latent_rows(self._op, shape, cache, qkv, self._params)
-        latent_prompt_attention(self._op, shape, self._tiling, cache, qkv, self._tensors)
-
-    @property
-    def _turned(self) -> tuple[TensorRef, slice]:
-        return self._raw, slice(self._absorbed.row_words, None)
-
-    @property
-    def _is_turned(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self._raw.row_words, np.bool_)
-        q = mask[GAP : GAP + self.shape.q_width].reshape(self.shape.n_heads, -1)
-        q[:, self.shape.nope_dim :] = True
-        return mask
-
-    def _inputs(self, raw: Singles) -> Inputs:
-        absorbed, rest = np.split(raw, [self._absorbed.row_words], axis=1)
-        return {self._absorbed: absorbed, self._raw: rest}
-
-    def _append_twin(self, raw: Singles, position: int) -> twins.Appended:
-        rest = raw[self._absorbed.row_words :]
-        q = rest[GAP : GAP + self.shape.q_width]
-        inputs = self._drawn.inputs(self._absorbed_of(raw), q, rest[self._kv_offset :])
-        return twins.append_latent_row(inputs, position)
-
-    def _queries(self, raw: Singles, appended: twins.Appended) -> Floats:
-        return np.hstack([self._absorbed_of(raw), appended.queries])
-
-    def _absorbed_of(self, raw: Singles) -> Singles:
-        return raw[: self.shape.n_heads * self.shape.kv_rank].reshape(self.shape.n_heads, -1)
-
-
-def prompts(
-    runner: Runner,
-    shape: AttentionShape | LatentShape,
-    tuning: Tuning,
-    n_rows: int,
-    filled: slice = NOTHING,
-) -> Prompts:
-    """Make the case of a shape's kind."""
-    if isinstance(shape, LatentShape):
-        return LatentPrompts(runner, shape, tuning, n_rows, filled)
-    return GroupedPrompts(runner, shape, tuning, n_rows, filled)
+        checks.close("turned queries", left, turned, 0.2 + np.abs(turned))
 
 
 # ----- what is compared -----
@@ -311,9 +181,9 @@ def _prompt_attention(setting: Setting) -> Iterator[Trial]:
     yield from _latent_prompts(setting)
 
 
-def _chunks(setting: Setting, shape: AttentionShape | LatentShape, runner: Runner) -> Checks:
+def _chunks(setting: Setting, shape: Shape, runner: Runner) -> Checks:
     """Compare a prompt in chunks, with rows of another beside it."""
-    case, checks = prompts(runner, shape, setting.tuning, PROMPT_ROWS), Checks()
+    case, checks = Prompts(runner, shape, setting.tuning, PROMPT_ROWS), Checks()
     for chunk in (range(PROMPT_ROWS), range(PROMPT_ROWS, 2 * PROMPT_ROWS)):
         case.step(case.draw(chunk), checks)
     case.step(case.draw([2 * PROMPT_ROWS, 0, 1, 2], [0, 1, 1, 1]), checks)
@@ -326,48 +196,40 @@ def _chunks(setting: Setting, shape: AttentionShape | LatentShape, runner: Runne
 ATTENTION_ROWS = 128
 
 
-def _grouped_prompts_works(setup: Setup) -> Iterator[Work]:
+def _prompts_works(setup: Setup) -> Iterator[Work]:
     """Take the last rows of a full cache as a prompt; keys and values are read once for all."""
-    if setup.shapes.latent is None or setup.shapes is TINY:
-        for shape in grouped_shapes(setup):
-            n_words = 2 * ATTENTION_ROWS * shape.n_heads * shape.head_dim
-            n_seen = min(
-                shape.context, shape.window + ATTENTION_ROWS if shape.window else shape.context
-            )
-            n_bytes = sum(shape.cache_bytes) // shape.context * n_seen
-            if setup.variant.family == "append_rows":
-                n_words, n_bytes = 2 * ATTENTION_ROWS * shape.qkv_width, 0
-            yield _prompt_work(setup, shape, 4 * n_words + n_bytes)
+    family = setup.variant.family
+    kinds = {"append_rows": AttentionSpec, "append_latent_rows": LatentSpec}
+    for shape in shapes_of(setup, kinds.get(family)):
+        n_words, n_bytes = _row_words(shape, appends=family in kinds), 0
+        if family not in kinds:
+            n_bytes = seen_bytes(shape, ATTENTION_ROWS)
+        text = f"{ATTENTION_ROWS} rows, {attention_text(shape)}"
+        check = partial(_at_the_end, shape, setup.tuning)
+        n_bytes += 4 * ATTENTION_ROWS * n_words
+        yield Work(text, n_bytes, check, is_usual=has_usual_caches(shape))
 
 
-def _latent_prompts_works(setup: Setup) -> Iterator[Work]:
-    for shape in latent_shapes(setup):
-        n_words = ATTENTION_ROWS * shape.n_heads * (2 * shape.kv_rank + shape.rope_dim)
-        n_bytes = sum(shape.cache_bytes)
-        if setup.variant.family == "append_latent_rows":
-            rotary = 2 * shape.n_heads * shape.rope_dim
-            n_words, n_bytes = ATTENTION_ROWS * (rotary + 2 * shape.row_dim), 0
-        yield _prompt_work(setup, shape, 4 * n_words + n_bytes)
+def _row_words(shape: Shape, appends: bool) -> int:
+    """Count the words of a row that are read or written beside the cache."""
+    if isinstance(shape, AttentionShape):
+        return 2 * (shape.qkv_width if appends else shape.n_heads * shape.head_dim)
+    if appends:
+        return 2 * (shape.n_heads * shape.rope_dim + shape.row_dim)
+    return shape.n_heads * (2 * shape.kv_rank + shape.rope_dim)
 
 
-def _prompt_attention_works(setup: Setup) -> Iterator[Work]:
-    yield from _grouped_prompts_works(setup)
-    yield from _latent_prompts_works(setup)
-
-
-def _prompt_work(setup: Setup, shape: AttentionShape | LatentShape, n_bytes: int) -> Work:
-    def check(runner: Runner) -> Checks:
-        first, checks = shape.context - ATTENTION_ROWS, Checks()
-        case = prompts(runner, shape, setup.tuning, ATTENTION_ROWS, slice(first))
-        case.step(case.draw(range(first, shape.context)), checks)
-        return checks
-
-    text = f"{ATTENTION_ROWS} rows, {attention_text(shape)}"
-    return Work(text, n_bytes, check, is_usual=has_usual_caches(shape))
+def _at_the_end(shape: Shape, tuning: Tuning, runner: Runner) -> Checks:
+    """Compare the last rows of a full cache."""
+    n_rows, checks = min(ATTENTION_ROWS, shape.context), Checks()
+    first = shape.context - n_rows
+    case = Prompts(runner, shape, tuning, n_rows, slice(first))
+    case.step(case.draw(range(first, shape.context)), checks)
+    return checks
 
 
 FAMILIES = {
-    "append_rows": Family(_prompts, _grouped_prompts_works, "walk_suffix"),
-    "append_latent_rows": Family(_latent_prompts, _latent_prompts_works, "walk_suffix"),
-    "prompt_attention": Family(_prompt_attention, _prompt_attention_works, "walk_suffix"),
+    "append_rows": Family(_prompts, _prompts_works, "walk_suffix"),
+    "append_latent_rows": Family(_latent_prompts, _prompts_works, "walk_suffix"),
+    "prompt_attention": Family(_prompt_attention, _prompts_works, "walk_suffix"),
 }

@@ -11,24 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range, workgroup_lines
+from vkmoe.gpu.kernels import KernelSpec, kernel
+from vkmoe.gpu.program import Bound, TensorRef, memory_range, workgroup_lines
 from vkmoe.kernels.attention.operations import (
-    NORM_MODES,
     KvCache,
     LatentCache,
     LatentQkv,
-    constant_reads,
-    regions,
+    LayerCache,
+    Shape,
+    places,
 )
 from vkmoe.kernels.attention.shapes import (
     CPU_LATENT_UNITS,
-    ROPE_STYLES,
     SHARED_BYTES,
     UNIT_DIMS,
     AttentionShape,
     LatentShape,
-    type_numbers,
+    shape_numbers,
 )
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.tuning import Tuning
@@ -91,13 +90,13 @@ class PromptTiling:
     workgroup_heads: int
     suffix: str  # of the SPIR-V variants that run it
 
-    def n_groups(self, shape: AttentionShape | LatentShape, n_rows: int) -> tuple[int, int, int]:
+    def n_groups(self, shape: Shape, n_rows: int) -> tuple[int, int, int]:
         """Count the workgroups that take all heads of some rows."""
         n, lines = workgroup_lines(-(-n_rows * shape.group // self.workgroup_heads))
         return n, shape.n_heads // shape.group, lines
 
 
-def choose_tiling(shape: AttentionShape | LatentShape, tuning: Tuning) -> PromptTiling:
+def choose_tiling(shape: Shape, tuning: Tuning) -> PromptTiling:
     """Choose a tiling, which neither rows, context nor window have a say in.
 
     On CPU drivers whose subgroups are wide enough a workgroup is one subgroup, and its lanes hold
@@ -130,28 +129,41 @@ def append_rows(
 
     qkv: rows of which the first qkv_width words are q, k and v, raw; v and k stay what they are.
     """
-    assert shape.norm == "none" or (cache.q_gain and cache.k_gain)
-    caches = regions((cache.keys, cache.values), shape, cache.n_regions)
+    given = {"qkv": qkv.rows(op.n_rows, 0, shape.qkv_width)}
     n_spans = 3 if shape.norm == "full_width" else shape.n_heads + 2 * shape.n_kv_heads
+    _append(op, APPEND_ROWS, shape, cache, {**given, "params": params.bound}, n_spans)
+
+
+def append_latent_rows(
+    op: OpContext, shape: LatentShape, cache: LatentCache, qkv: LatentQkv, params: TensorRef
+) -> None:
+    """Append: the rotary part of each row's q is rotated in its place, its kv goes into the cache.
+
+    The offsets of `qkv` are words of a row.
+    """
+    given = qkv.bound(shape, op.n_rows)
+    del given["absorbed"]
+    _append(op, APPEND_LATENT_ROWS, shape, cache, {**given, "params": params.bound}, n_spans=2)
+
+
+def _append(
+    op: OpContext,
+    spec: KernelSpec,
+    shape: Shape,
+    cache: LayerCache,
+    bound: Mapping[str, Bound],
+    n_spans: int,
+) -> None:
+    """Append what puts rows into the caches."""
     op.append(
-        APPEND_ROWS.dispatch(
-            f"append_rows{op.tuning.walk_suffix}",
-            {
-                **vars(op.tuning),
-                **vars(shape),
-                **type_numbers(shape),
-                **vars(cache),
-                "rope_style": ROPE_STYLES[shape.rope_style],
-                "norm_mode": NORM_MODES[shape.norm],
-                "k_cache": cache.keys,
-                "v_cache": cache.values,
-                "qkv_pitch": qkv.row_words,
-            },
-            {"qkv": qkv.rows(op.n_rows, 0, shape.qkv_width), "params": params},
+        spec.dispatch(
+            f"{spec.name}{op.tuning.walk_suffix}",
+            {**vars(op.tuning), **shape_numbers(shape), **cache.numbers, **places(bound)},
+            bound,
             (n_spans, op.n_rows, 1),
             op.label,
-            reads=constant_reads(shape, cache),
-            writes=caches,
+            reads=cache.constants(shape),
+            writes=cache.memory(shape),
         )
     )
 
@@ -168,53 +180,10 @@ def prompt_attention(
 
     qkv: rows of which the first n_heads * head_dim words are q.
     """
-    assert shape.sinks == (cache.sinks != 0), (shape, cache)
-    numbers = {
-        **vars(cache),
-        **{"k_cache": cache.keys, "v_cache": cache.values},
-        **{"query_pitch": qkv.row_words, "rest_offset": 0, "rest_pitch": 0, "rest_stride": 0},
-    }
+    rest = {"rest_offset": 0, "rest_pitch": 0, "rest_stride": 0}
     queries = qkv.rows(op.n_rows, 0, shape.n_heads * shape.head_dim)
-    caches = regions((cache.keys, cache.values), shape, cache.n_regions)
-    sinks = (memory_range(cache.sinks, 4 * shape.n_heads),) if cache.sinks else ()
     bound = {"queries": queries, "rest": qkv.part(0, 0)}
-    _attend(op, shape, tiling, numbers, bound, tensors, (*caches, *sinks))
-
-
-def append_latent_rows(
-    op: OpContext, shape: LatentShape, cache: LatentCache, qkv: LatentQkv, params: TensorRef
-) -> None:
-    """Append: the rotary part of each row's q is rotated in its place, its kv goes into the cache.
-
-    The offsets of `qkv` are words of a row.
-    """
-    op.append(
-        APPEND_LATENT_ROWS.dispatch(
-            f"append_latent_rows{op.tuning.walk_suffix}",
-            {
-                **vars(op.tuning),
-                **vars(shape),
-                **type_numbers(shape),
-                **vars(cache),
-                **qkv._asdict(),
-                "rope_style": ROPE_STYLES[shape.rope_style],
-                "q_pitch": qkv.q.row_words,
-                "kv_pitch": qkv.kv.row_words,
-            },
-            {
-                "q": qkv.q.rows(op.n_rows, qkv.q_offset, shape.q_width),
-                "params": params,
-                "kv": qkv.kv.rows(op.n_rows, qkv.kv_offset, shape.row_dim),
-            },
-            (2, op.n_rows, 1),
-            op.label,
-            reads=(
-                memory_range(cache.rope_table, shape.rope_bytes),
-                memory_range(cache.gain, 4 * shape.kv_rank),
-            ),
-            writes=regions((cache.rows,), shape, cache.n_regions),
-        )
-    )
+    _attend(op, shape, tiling, cache, bound, rest, tensors)
 
 
 def latent_prompt_attention(
@@ -229,47 +198,45 @@ def latent_prompt_attention(
 
     out f32 [n_heads * kv_rank] a row. Only the rotary part of each head of q is read.
     """
-    numbers = {
-        **{"k_cache": cache.rows, "v_cache": cache.rows, "sinks": 0},
-        **{"n_regions": cache.n_regions, "n_kv_heads": 1},
-        "query_pitch": qkv.absorbed.row_words,
+    rest = {
         "rest_offset": qkv.q_offset + shape.nope_dim,
         "rest_pitch": qkv.q.row_words,
         "rest_stride": shape.nope_dim + shape.rope_dim,
     }
-    bound = {
-        "queries": qkv.absorbed.rows(op.n_rows, 0, shape.n_heads * shape.kv_rank),
-        "rest": qkv.q.rows(op.n_rows, qkv.q_offset, shape.q_width),
-    }
-    cached = regions((cache.rows,), shape, cache.n_regions)
-    _attend(op, shape, tiling, numbers, bound, tensors, cached)
+    given = qkv.bound(shape, op.n_rows)
+    bound = {"queries": given["absorbed"], "rest": given["q"]}
+    _attend(op, shape, tiling, cache, bound, rest, tensors)
 
 
 def _attend(
     op: OpContext,
-    shape: AttentionShape | LatentShape,
+    shape: Shape,
     tiling: PromptTiling,
-    numbers: Mapping[str, int],
+    cache: LayerCache,
     queries: Mapping[str, Bound],
+    rest: Mapping[str, int],
     tensors: PromptTensors,
-    reads: tuple[Range, ...],
 ) -> None:
-    """Append the walk of the caches; `reads` is what it reaches by address."""
-    width = shape.n_heads * shape.value_dim
+    """Append the walk of the caches; `rest` says where the second part of queries is."""
+    assert shape.sinks == (cache.sinks != 0), (shape, cache)
+    sinks = (memory_range(cache.sinks, 4 * shape.n_heads),) if cache.sinks else ()
+    numbers = {
+        **shape_numbers(shape),
+        **vars(tiling),
+        **cache.numbers,
+        "n_kv_heads": shape.n_heads // shape.group,
+        "query_pitch": queries["queries"].tensor.row_words,
+        "out_pitch": tensors.out.row_words,
+        **rest,
+    }
+    out = tensors.out.rows(op.n_rows, 0, shape.n_heads * shape.value_dim)
     op.append(
         PROMPT_ATTENTION.dispatch(
             f"prompt_attention{tiling.suffix}",
-            {
-                **vars(shape),
-                **type_numbers(shape),
-                **vars(tiling),
-                **{"row_dim": shape.row_dim, "value_dim": shape.value_dim},
-                **{"window": shape.window, "out_pitch": tensors.out.row_words},
-                **numbers,
-            },
-            {**queries, "params": tensors.params, "out": tensors.out.rows(op.n_rows, 0, width)},
+            numbers,
+            {**queries, "params": tensors.params, "out": out},
             tiling.n_groups(shape, op.n_rows),
             op.label,
-            reads=reads,
+            reads=(*cache.memory(shape), *sinks),
         )
     )

@@ -396,7 +396,7 @@ def _expert_tiles_works(setup: Setup) -> Iterator[Work]:
 def _combine_rows_works(setup: Setup) -> Iterator[Work]:
     width = setup.shapes.width
     for rows in _prompts_of_model(setup):
-        shared = rows.shape.shared_gate if setup.shapes.shared_inner else None
+        shared = rows.shape.shared_gate if setup.shapes.experts.shared_width else None
         case = CombineCase(setup.tuning, rows, width, shared)
         n_read = rows.routed.n_pairs + (1 if shared is None else 2) * rows.n_rows
         what = f"sums of {rows.n_rows} rows, {rows.shape.n_used} experts each"

@@ -5,12 +5,13 @@ Shader: router_topk.comp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.facts import ExpertSpec
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range
 from vkmoe.kernels.context import OpContext
@@ -68,6 +69,11 @@ class RouterShape:
         assert 1 <= self.n_groups_used <= self.n_groups, self
         assert self.n_experts % self.n_groups == 0, self
         assert self.n_used <= self.n_experts // self.n_groups * self.n_groups_used, self
+
+    @classmethod
+    def of(cls, experts: ExpertSpec) -> RouterShape:
+        """Describe how a layer with these experts routes."""
+        return cls(**{item.name: getattr(experts, item.name) for item in fields(cls)})
 
     @property
     def n_logits(self) -> int:
