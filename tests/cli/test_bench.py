@@ -81,7 +81,7 @@ def kept(run: Run, few: Path) -> Path:
 
 
 def test_transfer(run: Run, tmp_path: Path) -> None:
-    sizes = ("--copy-mib", "0.25,1", "--homes-gib", "0.05", "--read-mib", "0.6")
+    sizes = ("--copy-mib", "0.25,1", "--read-mib", "0.6")
     plot = tmp_path / "speeds.png"
     counts = ("--submits", "10", "--dispatches", "50", "--repeats", "2", "--quick")
     results = document(run, "transfer", *sizes, *counts, "--plot", str(plot))["results"]
@@ -89,7 +89,6 @@ def test_transfer(run: Run, tmp_path: Path) -> None:
     for name, part in results.items():
         # an empty recording, subtracted, may cost more than 50 dispatches on a busy machine
         assert name == "dispatch" or positive(part["rows"]), (name, part)
-    assert results["homes"]["us_per_gib"] is not None
     # a straight line through two small sizes may have no speed
     lines = results["copies"]["lines"].values()
     assert all(line["gb_per_s"] is None or line["gb_per_s"] > 0 for line in lines)

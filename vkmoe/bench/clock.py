@@ -8,7 +8,7 @@ hold goes before each dispatch. A GPU's roofline is a copy, a CPU's what its thr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ __all__ = [
     "clock_of",
     "last_dispatch",
     "time_recording",
+    "timed_in_turns",
 ]
 
 MIB = 1 << 20
@@ -87,6 +88,20 @@ def time_recording(
                 first, last = recording.timestamps()
                 times.device.append((last - first) / 1e9)
     return times
+
+
+def timed_in_turns(
+    device: Device, recordings: Sequence[Recording], repeats: int, before: Recording | None = None
+) -> list[Times]:
+    """Submit all `repeats` times in turns, so that a slow second hits every one."""
+    taken = [Times([], []) for _ in recordings]
+    timed = device.native.has_timestamps()
+    for _ in range(repeats):
+        for recording, times in zip(recordings, taken, strict=True):
+            once = time_recording(device, recording, 1, timed, before=before)
+            times.wall.extend(once.wall)
+            times.device.extend(once.device)
+    return taken
 
 
 def clock_of(device: Device, queue: str = "compute") -> Mode:

@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple, TypeVar
 __all__ = [
     "COPY_MIB",
     "DISPATCHES",
-    "HOMES_GIB",
     "LARGEST_MIB",
     "MODEL",
     "READ_MIB",
@@ -59,5 +58,4 @@ SUBMITS = Default(1000, 200)
 DISPATCHES = Default(1000, 200)
 LARGEST_MIB = Default(256.0, 16.0, float("inf"))  # larger ones take CPU cores many seconds
 COPY_MIB: Default[Sizes] = Default((0.25, 1, 3, 8, 64), (0.25, 1, 3, 8))
-HOMES_GIB: Default[Sizes] = Default((0.25, 1), (0.25,), (1, 4))
 READ_MIB: Default[Sizes] = Default((8,), (2,), (9, 256))  # a GPU's: eight experts' gates or more

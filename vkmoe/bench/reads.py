@@ -1,56 +1,49 @@
-"""This module measures how fast each kind of memory is read: by kernels of the GPU, and by the CPU.
+"""This module measures how fast kernels of the GPU read each kind of memory.
 
-Two parts of `vkmoe bench transfer`. `reads`: the matvec of Q4_K and Q6_K with its matrix in each
-distinct memory type in turn, beside a plain copy from there to device memory; every row is compared
-with the twin before anything is timed. `mapped`: CPU reads of write-combined or mapped device
-memory are tens to hundreds of times slower than those of HOST_CACHED memory, which is why results
-are read from `readback` memory only.
+A part of `vkmoe bench transfer`: the matvec of Q4_K and Q6_K with its matrix in each distinct
+memory type in turn, beside a plain copy from there to device memory. It is the self-test's case,
+compared with the twin before anything is timed.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.bench.clock import MIB, Memory, Times, WrongResultError, time_recording
+from vkmoe.bench.clock import (
+    MIB,
+    Memory,
+    Times,
+    check_or_raise,
+    time_recording,
+    timed_in_turns,
+)
 from vkmoe.bench.measure import Mode, Row, summarise
 from vkmoe.facts import DeviceInfo
-from vkmoe.gpu.backend import Backend, Buffer, Recording
+from vkmoe.gpu.backend import Buffer, Recording
 from vkmoe.gpu.device import EXCLUDED, Device, translate_errors, vulkan_errors
-from vkmoe.gpu.program import Program, TensorRef
-from vkmoe.gpu.runner import SENTINEL
-from vkmoe.gpu.transfer import Transfer
-from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.inputs import random_rows
-from vkmoe.kernels.matvec.operations import Matrix, matvec
-from vkmoe.kernels.matvec.twins import matvec as matvec_twin
+from vkmoe.gpu.runner import Runner
+from vkmoe.kernels.matvec.cases import MatvecCase
 from vkmoe.kernels.tuning import Tuning, choose_tuning
-from vkmoe.quants import decode, device_row_bytes, to_device
+from vkmoe.quants import device_row_bytes
 
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings
 
-__all__ = ["distinct_types", "measure_in_place", "measure_mapped", "measure_reads"]
+__all__ = ["distinct_types", "measure_in_place", "measure_reads"]
 
-ALIGNMENT = 256
-MAPPED_BYTES = 4 * MIB
 # No room, or a type that holds no storage buffers.
 REFUSED = (
     "VK_ERROR_OUT_OF_DEVICE_MEMORY",
     "VK_ERROR_OUT_OF_HOST_MEMORY",
     "VK_ERROR_FEATURE_NOT_PRESENT",
 )
-Bytes = NDArray[np.uint8]
-
 READ_TYPES = ("Q4_K", "Q6_K")
 N_COLUMNS = 2048
-PATTERN_ROWS = 512  # random rows, repeated down the matrix
-TOLERANCE = 1e-5  # of sum |w x|, as the kernels' tests allow
 
 
 class MemoryKind(NamedTuple):
@@ -75,61 +68,32 @@ def distinct_types(info: DeviceInfo) -> list[MemoryKind]:
     return list(kinds.values())
 
 
-@dataclass(frozen=True)
-class TypedMemory:
-    """Owns bytes of one memory type, from a 256-byte aligned address on."""
+class _RefusedError(Exception):
+    """Ends the try of a memory type."""
 
-    buffer: Buffer
-    n_bytes: int
 
-    @classmethod
-    def allocate(cls, device: Device, kind: MemoryKind, n_bytes: int) -> TypedMemory | None:
-        """Return None when this type has no room, or cannot hold storage buffers."""
+class _TypedRunner(Runner):
+    """Places arrays in one memory type. Raises _RefusedError where it takes none so large."""
+
+    def __init__(self, device: Device, kind: MemoryKind) -> None:
+        super().__init__(device)
+        self._kind = kind
+
+    def allocate(self, n_bytes: int) -> Buffer:
         try:
-            return cls(
-                device.native.buffer(n_bytes + ALIGNMENT, kind.memory_type, kind.label), n_bytes
-            )
+            return self.device.native.buffer(n_bytes, self._kind.memory_type, self._kind.label)
         except vulkan_errors() as error:
             if error.result not in REFUSED:
                 raise
-            return None
+            raise _RefusedError from error
 
-    @property
-    def offset(self) -> int:
-        return -self.buffer.address % ALIGNMENT
-
-    @property
-    def address(self) -> int:
-        return self.buffer.address + self.offset
-
-    def fill(self, device: Device, data: Bytes) -> None:
-        """Write the bytes, directly or through staging."""
-        with translate_errors("placing weights"), Transfer(device) as transfer:
-            transfer.write(self.buffer, self.offset, data)
-            transfer.flush()
-            self._flush_host_writes()
-
-    def _flush_host_writes(self) -> None:
-        if self.buffer.mapped:
-            self.buffer.flush(0, self.buffer.size)
-
-    def close(self) -> None:
-        self.buffer.close()
-
-
-# ----- reads -----
-
-
-class _Weights(NamedTuple):
-    """Holds a matrix in host memory, and what multiplying it must give."""
-
-    type: str
-    laid_out: NDArray[np.uint8]  # [n_rows * row_bytes]
-    n_rows: int
-    row_bytes: int
-    x: NDArray[np.float32]  # [N_COLUMNS]
-    wanted: NDArray[np.float64]  # [PATTERN_ROWS]
-    magnitude: NDArray[np.float64]  # [PATTERN_ROWS], sum |w x|
+    def place(self, data: NDArray[np.generic]) -> int:
+        with translate_errors("placing weights"):
+            address = super().place(data)
+            buffer, _ = self.find(address, data.nbytes)
+            if buffer.mapped:
+                buffer.flush(0, buffer.size)
+        return address
 
 
 class _Arm(NamedTuple):
@@ -153,182 +117,90 @@ def measure_reads(device: Device, settings: Settings) -> dict[str, Any]:
     left_out: list[str] = []
     for type_name in READ_TYPES:
         for mib in settings.read_mib:
-            weights = _make_weights(type_name, mib)
-            _measure_weights(device, tuning, weights, flush, settings.repeats, rows, left_out)
+            case = _case(tuning, type_name, mib)
+            with ExitStack() as stack:
+                arms = [*_arms(device, case, stack, left_out)]
+                recordings = [arm.recording for arm in arms]
+                taken = timed_in_turns(device, recordings, settings.repeats, flush)
+                for arm, times in zip(arms, taken, strict=True):
+                    rows += _rows(arm, times)
     scratch.close()
     return {"rows": rows, "left_out": left_out, "tuning": str(tuning)}
 
 
 def measure_in_place(device: Device, mib: float, repeats: int) -> Iterator[Row]:
     """Measure GB/s at which the matvec reads matrices of `mib` MiB where experts are at home."""
-    tuning, timed = choose_tuning(device.info), device.native.has_timestamps()
-    for type_name in READ_TYPES:
-        weights, backend = _make_weights(type_name, mib), Backend(device)
-        home = device.allocate("host", weights.laid_out.size + ALIGNMENT, "expert's home")
-        memory = TypedMemory(home, weights.laid_out.size)
-        try:
-            memory.fill(device, weights.laid_out)
-            program = _program(tuning, weights, memory.address)
-            _check(device, backend, program, weights, "host memory")
-            read = backend.record(program, timed=timed)
-            what = f"a matvec of {type_name} that reads host memory in place"
-            arm = _Arm(what, weights.laid_out.size, read)
-            times = time_recording(device, read, repeats, timed)
-            yield _rows(arm, times)[0]
-        finally:
-            memory.close()
-
-
-def _make_weights(type_name: str, mib: float) -> _Weights:
-    rng = np.random.default_rng(0)
-    row_bytes = device_row_bytes(type_name, N_COLUMNS)
-    n_rows = max(int(mib * MIB) // row_bytes // PATTERN_ROWS, 1) * PATTERN_ROWS
-    raw = random_rows(type_name, PATTERN_ROWS, N_COLUMNS, rng)
-    values = decode(type_name, raw.reshape(-1), PATTERN_ROWS * N_COLUMNS)
-    values = values.reshape(PATTERN_ROWS, N_COLUMNS)
-    x = rng.standard_normal(N_COLUMNS).astype(np.float32)
-    return _Weights(
-        type_name,
-        np.tile(to_device(type_name, raw, N_COLUMNS).reshape(-1), n_rows // PATTERN_ROWS),
-        n_rows,
-        row_bytes,
-        x,
-        matvec_twin(values, x),
-        matvec_twin(np.abs(values), np.abs(x)),
-    )
-
-
-def _measure_weights(
-    device: Device,
-    tuning: Tuning,
-    weights: _Weights,
-    flush: Recording,
-    repeats: int,
-    rows: list[Row],
-    left_out: list[str],
-) -> None:
-    """Place the matrix in every memory type, check each, then time all in turns."""
-    backend, timed = Backend(device), device.native.has_timestamps()
-    local = device.allocate("device", weights.laid_out.size, "copied weights")
-    placed: list[TypedMemory] = []
-    arms: list[_Arm] = []
-    for kind in distinct_types(device.info):
-        memory = TypedMemory.allocate(device, kind, weights.laid_out.size)
-        if memory is None:
-            left_out.append(f"{weights.laid_out.size / MIB:.0f} MiB of {kind.label}")
-            continue
-        placed.append(memory)
-        memory.fill(device, weights.laid_out)
-        program = _program(tuning, weights, memory.address)
-        _check(device, backend, program, weights, kind.label)
-        size = f"{weights.laid_out.size / MIB:.1f} MiB in memory type {kind.memory_type}"
-        n_bytes, read = weights.laid_out.size, backend.record(program, timed=timed)
-        arms.append(_Arm(f"{weights.type} matvec, {size}", n_bytes, read))
-        copied = _copy(device, memory, local, timed)
-        if device.info.heaps[kind.heap].device_local:  # as the roofline's copy, it reads and writes
-            arms.append(_Arm(f"copy to device, {size}", 2 * n_bytes, copied, "read + write"))
-        else:
-            arms.append(_Arm(f"copy to device, {size}", n_bytes, copied))
-    rows += _timed_in_turns(device, arms, flush, repeats)
-    for memory in placed:
-        memory.close()
-    local.close()
-
-
-def _timed_in_turns(
-    device: Device, arms: list[_Arm], flush: Recording, repeats: int
-) -> Iterator[Row]:
-    taken = {arm.what: Times([], []) for arm in arms}
     timed = device.native.has_timestamps()
-    for _ in range(repeats):
-        for arm in arms:
-            times = time_recording(device, arm.recording, 1, timed, before=flush)
-            taken[arm.what].wall.extend(times.wall)
-            taken[arm.what].device.extend(times.device)
-    for arm in arms:
-        yield from _rows(arm, taken[arm.what])
+    for type_name in READ_TYPES:
+        with Runner(device, "host") as runner:
+            case = _case(choose_tuning(device.info), type_name, mib)
+            what = f"a matvec of {type_name} that reads host memory in place"
+            read = _Arm(what, *_checked(runner, case, "host memory"))
+            yield _rows(read, time_recording(device, read.recording, repeats, timed))[0]
 
 
-def _refs(weights: _Weights) -> tuple[TensorRef, TensorRef]:
-    return TensorRef("x", N_COLUMNS), TensorRef("y", weights.n_rows)
+def _case(tuning: Tuning, type_name: str, mib: float) -> MatvecCase:
+    n_rows = max(1, int(mib * MIB) // device_row_bytes(type_name, N_COLUMNS))
+    return MatvecCase(tuning, ((type_name, n_rows),), N_COLUMNS)
 
 
-def _program(tuning: Tuning, weights: _Weights, address: int) -> Program:
-    x, y = _refs(weights)
-    program = Program("read")
-    matrix = Matrix(weights.type, address, weights.n_rows, N_COLUMNS, weights.row_bytes)
-    matvec(OpContext(program, tuning, "matvec"), [matrix], x, y, scratch=x)
-    return program
+def _checked(runner: Runner, case: MatvecCase, label: str) -> tuple[int, Recording]:
+    """Compare a case with its twin; return the bytes of the matrix, and what reads it.
+
+    The result starts as a NaN: no dispatch passes idly.
+    """
+    ((kind, n_rows),) = case.segments
+    check_or_raise(runner, case.run, f"the {kind} matvec with weights in {label}")
+    read = runner.record(runner.programs[-1], runner.device.native.has_timestamps())
+    return n_rows * device_row_bytes(kind, N_COLUMNS), read
 
 
-def _check(
-    device: Device, backend: Backend, program: Program, weights: _Weights, label: str
-) -> None:
-    """Compare every row with the twin; the result starts as a NaN: no dispatch passes idly."""
-    x_ref, y_ref = _refs(weights)
-    with Transfer(device) as transfer:
-        sentinel = np.full(weights.n_rows, SENTINEL, np.uint32)
-        transfer.write(backend.tensor(x_ref), 0, weights.x.view(np.uint8))
-        transfer.write(backend.tensor(y_ref), 0, sentinel.view(np.uint8))
-        transfer.flush()
-        backend.run(backend.record(program))
-        found = transfer.read(backend.tensor(y_ref), 0, y_ref.n_bytes).view(np.float32)
-    error = np.abs(found.reshape(-1, PATTERN_ROWS) - weights.wanted)
-    if not (error <= TOLERANCE * weights.magnitude).all():  # a NaN fails too
-        raise WrongResultError(f"the {weights.type} matvec is wrong with weights in {label}")
+def _arms(
+    device: Device, case: MatvecCase, stack: ExitStack, left_out: list[str]
+) -> Iterator[_Arm]:
+    """Place the matrix in every memory type, check each; then each is read, and copied."""
+    ((kind_of_weights, n_rows),) = case.segments
+    n_bytes = n_rows * device_row_bytes(kind_of_weights, N_COLUMNS)
+    local = device.allocate("device", n_bytes, "copied weights")
+    stack.callback(local.close)
+    for kind in distinct_types(device.info):
+        runner = stack.enter_context(_TypedRunner(device, kind))
+        try:
+            _, read = _checked(runner, case, kind.label)
+        except _RefusedError:
+            left_out.append(f"{n_bytes / MIB:.0f} MiB of {kind.label}")
+            continue
+        size = f"{n_bytes / MIB:.1f} MiB in memory type {kind.memory_type}"
+        yield _Arm(f"{kind_of_weights} matvec, {size}", n_bytes, read)
+        copied = _copy(runner, local)
+        if device.info.heaps[kind.heap].device_local:  # as the roofline's copy, it reads and writes
+            yield _Arm(f"copy to device, {size}", 2 * n_bytes, copied, "read + write")
+        else:
+            yield _Arm(f"copy to device, {size}", n_bytes, copied)
 
 
-def _copy(device: Device, memory: TypedMemory, local: Buffer, timed: bool) -> Recording:
-    recorder = device.native.recorder(n_timestamps=2 if timed else 0)
+def _copy(runner: Runner, local: Buffer) -> Recording:
+    """Record the copy of the matrix that a runner has read."""
+    (dispatch,) = runner.programs[-1].dispatches()
+    timed = runner.device.native.has_timestamps()
+    source, offset = runner.find(dispatch.reads[-1].start, local.size)
+    recorder = runner.device.native.recorder(n_timestamps=2 if timed else 0)
     if timed:
         recorder.timestamp(0)
-    recorder.copy(memory.buffer, memory.offset, local, 0, local.size)
+    recorder.copy(source, offset, local, 0, local.size)
     if timed:
         recorder.timestamp(1)
     return recorder.finish()
 
 
 def _rows(arm: _Arm, times: Times) -> list[Row]:
-    def speed(seconds: list[float]) -> list[float]:
-        return [arm.n_bytes / took / 1e9 for took in seconds if took > 0]
-
-    clocks: dict[Mode, list[float]] = {
-        "gpu_timestamp": speed(times.device), "wall": speed(times.wall)
-    }  # fmt: skip
+    clocks: dict[Mode, list[float]] = {"gpu_timestamp": times.device, "wall": times.wall}
+    speeds = {
+        clock: [arm.n_bytes / took / 1e9 for took in seconds if took > 0]
+        for clock, seconds in clocks.items()
+    }
     return [
-        Row(arm.what, summarise(speeds), "GB/s", clock, arm.note)
-        for clock, speeds in clocks.items()
-        if speeds
+        Row(arm.what, summarise(found), "GB/s", clock, arm.note)
+        for clock, found in speeds.items()
+        if found
     ]
-
-
-# ----- mapped -----
-
-
-def measure_mapped(device: Device, settings: Settings) -> dict[str, Any]:
-    """Measure GB/s of NumPy copies out of and into each mapped memory type."""
-    rows: list[Row] = []
-    scratch = np.zeros(MAPPED_BYTES, np.uint8)
-    for kind in distinct_types(device.info):
-        memory = TypedMemory.allocate(device, kind, MAPPED_BYTES)
-        if memory is None or not memory.buffer.mapped:
-            continue
-        view = memory.buffer.view()[:MAPPED_BYTES]
-        view[:] = 1
-        reads, writes = [], []
-        for _ in range(settings.repeats):
-            writes.append(_gigabytes_per_second(view, scratch))
-            memory.buffer.invalidate(0, MAPPED_BYTES)
-            reads.append(_gigabytes_per_second(scratch, view))
-        size = f"{MAPPED_BYTES / MIB:g} MiB of memory type {kind.memory_type}"
-        rows.append(Row(f"CPU reads {size}", summarise(reads), "GB/s", "host_wall", "1 thread"))
-        rows.append(Row(f"CPU writes {size}", summarise(writes), "GB/s", "host_wall", "1 thread"))
-        del view
-        memory.close()
-    return {"rows": rows}
-
-
-def _gigabytes_per_second(target: Bytes, source: Bytes) -> float:
-    started = time.perf_counter()
-    target[:] = source
-    return target.size / (time.perf_counter() - started) / 1e9

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from vkmoe.bench.clock import Clock, LinkRows, Memory, Roofline
 from vkmoe.bench.copies import measure_copies, measure_link_speeds
-from vkmoe.bench.defaults import COPY_MIB, DISPATCHES, HOMES_GIB, READ_MIB, REPEATS, SUBMITS
+from vkmoe.bench.defaults import COPY_MIB, DISPATCHES, READ_MIB, REPEATS, SUBMITS
 from vkmoe.bench.environment import show_card
 from vkmoe.bench.measure import Output, Row, document
-from vkmoe.bench.reads import distinct_types, measure_mapped, measure_reads
-from vkmoe.bench.submits import measure_dispatches, measure_homes, measure_submits
+from vkmoe.bench.reads import distinct_types, measure_reads
+from vkmoe.bench.submits import measure_dispatches, measure_submits
 from vkmoe.devices import open_device
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
@@ -38,7 +38,6 @@ class TransferChoice:
     submits: int | None = None
     dispatches: int | None = None
     copy_mib: tuple[float, ...] | None = None
-    homes_gib: tuple[float, ...] | None = None
     read_mib: tuple[float, ...] | None = None
     quick: bool = False
 
@@ -55,7 +54,6 @@ class TransferChoice:
             SUBMITS.chosen(self.submits, quick),
             DISPATCHES.chosen(self.dispatches, quick),
             COPY_MIB.chosen(self.copy_mib, quick),
-            HOMES_GIB.chosen(self.homes_gib, quick, is_cpu),
             READ_MIB.chosen(self.read_mib, quick, is_cpu),
         )
 
@@ -67,7 +65,6 @@ class Settings(NamedTuple):
     submits: int
     dispatches: int
     copy_mib: tuple[float, ...]
-    homes_gib: tuple[float, ...]
     read_mib: tuple[float, ...]
 
 
@@ -87,10 +84,8 @@ PARTS = {
     "submit": _Part(measure_submits, lambda roofline: None),
     "dispatch": _Part(measure_dispatches, lambda roofline: None),
     "copies": _Part(measure_copies, lambda roofline: _link(roofline).copies),
-    "homes": _Part(measure_homes, lambda roofline: None),
     "link": _Part(measure_link_speeds, lambda roofline: _link(roofline).copies),
     "reads": _Part(measure_reads, lambda roofline: roofline.memory),
-    "mapped": _Part(measure_mapped, lambda roofline: None),
 }
 
 

@@ -124,10 +124,6 @@ class Amounts:
         "", "--copy-mib", metavar="SIZES", check=_numbers,
         help=f"Sizes of copies. {defaults.COPY_MIB}",
     )  # fmt: skip
-    homes_gib: str = _asked(
-        "", "--homes-gib", metavar="SIZES", check=_numbers,
-        help=f"Host memory that submits can reach. {defaults.HOMES_GIB}",
-    )  # fmt: skip
     read_mib: str = _asked(
         "", "--read-mib", metavar="SIZES", check=_numbers,
         help=f"Matrices in each memory type. {defaults.READ_MIB}",
@@ -203,10 +199,8 @@ def transfer(
     submit    an empty submit, the ways to wait for it, and how late each wakes up
     dispatch  a dispatch of one workgroup, with and without a barrier
     copies    host to device on each queue, and back, by size
-    homes     a submit, by the host memory that it can reach
     link      reads of host memory in place beside copies, and what that favours
     reads     the matvec with its weights in each type of memory
-    mapped    the CPU reading and writing each type of memory
 
     Name some of these parts to run them alone. For the CPU as a device there is nothing to measure
     here: it reads weights where the file is mapped.
@@ -219,7 +213,6 @@ def transfer(
         amounts.submits,
         amounts.dispatches,
         _numbers(amounts.copy_mib),
-        _numbers(amounts.homes_gib),
         _numbers(amounts.read_mib),
         effort.quick,
     )

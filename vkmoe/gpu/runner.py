@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
-from vkmoe.gpu.backend import Backend
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.backend import Backend, Buffer
+from vkmoe.gpu.device import Device, Intent, translate_errors
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
 
@@ -30,29 +30,38 @@ Words = NDArray[np.uint32]
 class Runner(Closing):
     """Places arrays at device addresses, runs programs on tensors. Use it as a context manager."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, intent: Intent = "device") -> None:
+        """Say in which memory arrays are placed."""
+        self.device, self._intent = device, intent
         self._backend = Backend(device)
         self._transfer = Transfer(device, STAGING_BYTES)
-        self._buffers: list[_native.Buffer] = []
+        self._buffers: list[Buffer] = []
         self._recordings: list[tuple[Program, _native.Recording]] = []
 
     def place(self, data: NDArray[np.generic]) -> int:
-        """Copy an array to device memory of its own; returns its address (256-byte aligned)."""
+        """Copy an array to memory of its own; returns its address (256-byte aligned)."""
         raw = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
-        buffer = self.device.allocate("device", -(-raw.size // 4) * 4 + 256, "placed")
+        buffer = self.allocate(-(-raw.size // 4) * 4 + 256)
         offset = -buffer.address % 256
         self._transfer.write(buffer, offset, raw)
         self._transfer.flush()
         self._buffers.append(buffer)
         return int(buffer.address) + offset
 
-    def fetch(self, address: int, n_bytes: int) -> NDArray[np.uint8]:
-        """Read placed memory back."""
+    def allocate(self, n_bytes: int) -> Buffer:
+        """Allocate memory for an array."""
+        return self.device.allocate(self._intent, n_bytes, "placed")
+
+    def find(self, address: int, n_bytes: int) -> tuple[Buffer, int]:
+        """Find the buffer of placed memory, and the byte in it."""
         for buffer in self._buffers:
             if buffer.address <= address and address + n_bytes <= buffer.address + buffer.size:
-                return self._transfer.read(buffer, address - buffer.address, n_bytes)
+                return buffer, address - buffer.address
         raise AssertionError(f"no placed memory at {address:#x}")
+
+    def fetch(self, address: int, n_bytes: int) -> NDArray[np.uint8]:
+        """Read placed memory back."""
+        return self._transfer.read(*self.find(address, n_bytes), n_bytes)
 
     def run(
         self, program: Program, inputs: Mapping[TensorRef, NDArray[np.generic]], *outputs: TensorRef
@@ -85,9 +94,11 @@ class Runner(Closing):
         """List all programs that have run, in the order of their first run."""
         return tuple(program for program, _ in self._recordings)
 
-    def record(self, program: Program, timed: bool) -> _native.Recording:
+    def record(
+        self, program: Program, timed: bool, barriers: list[bool] | None = None
+    ) -> _native.Recording:
         """Make a recording that runs on what the tensors hold; see `Backend.record`."""
-        return self._backend.record(program, timed=timed)
+        return self._backend.record(program, barriers, timed)
 
     def nanoseconds(self, program: Program) -> int | None:
         """Measure the shortest time the device took for a program, on what its tensors hold.
