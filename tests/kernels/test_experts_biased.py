@@ -67,21 +67,6 @@ def test_routed_experts_have_no_weight_from_elsewhere() -> None:
         ExpertBlock(shape, words, 2, weight_rank=2)
 
 
-@pytest.mark.parametrize("suffix", MAPPINGS)
-def test_keeping_leaves_the_results_as_they_are(runner: Runner, suffix: str) -> None:
-    """The same bits with biases from the kernel that keeps, with misses and without."""
-    tuning, use = tuning_for(suffix, 32, 2), Use(4, 3, biased=True)
-    gate_up = GateUpCase(tuning, ("Q4_K", "Q4_K"), use, 9, 256, activation="swiglu_oai")
-    for case in (gate_up, DownCase(tuning, "Q4_K", use, 9, 256)):
-        found = []
-        for kept in (None, (), (0, 2)):
-            with Runner(runner.device) as other:
-                found.append(replace(case, use=replace(use, kept=kept)).words(other)[:-1])
-        for again in found[1:]:
-            for one, word in zip(found[0], again, strict=True):
-                np.testing.assert_array_equal(one, word)
-
-
 def test_biases_are_part_of_what_is_kept() -> None:
     """One float a row; the gaps between them belong to nobody."""
     gate = SpanMatrix("Q4_K", 0, 2, 256, 144)

@@ -67,21 +67,6 @@ def test_any_number_of_slots_is_kept(runner: Runner, use: Use, tuning: Tuning) -
         DownCase(tuning, "Q5_K", use, 6, 768).run(other).verify()
 
 
-@pytest.mark.parametrize("suffix", MAPPINGS)
-def test_keeping_leaves_the_results_as_they_are(runner: Runner, suffix: str) -> None:
-    """The same bits from the kernel that keeps, with misses and without, as from the plain one."""
-    tuning = tuning_for(suffix, 32, 2)
-    gate_up = GateUpCase(tuning, ("Q4_K", "Q4_K"), NONE, 9, 768)
-    for case in (gate_up, DownCase(tuning, "Q4_K", NONE, 9, 768)):
-        found = []
-        for kept in (None, (), (0, 2)):
-            with Runner(runner.device) as other:
-                found.append(replace(case, use=Use(4, 3, kept=kept)).words(other)[:-1])
-        for again in found[1:]:
-            for one, word in zip(found[0], again, strict=True):
-                np.testing.assert_array_equal(one, word)
-
-
 def counting_spirv(name: str, folder: Path) -> bytes:
     """The SPIR-V of a variant with the includes of a folder; called in several threads."""
     variant = next(variant for variant in read_variants(SHADERS) if variant.name == name)

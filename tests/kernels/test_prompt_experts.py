@@ -18,8 +18,8 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.twins import activated
 from vkmoe.kernels.experts.twins import expert_down as down_twin
-from vkmoe.kernels.experts.twins import expert_gate_up as gate_up_twin
 from vkmoe.kernels.matmul.operations import TILE_HEADER_WORDS, TILE_WORDS
+from vkmoe.kernels.matvec.twins import matvec
 from vkmoe.kernels.prompt_experts import twins
 from vkmoe.kernels.prompt_experts.cases import BringCase, CombineCase, RowsInUse, TilesCase
 from vkmoe.kernels.prompt_experts.operations import (
@@ -186,7 +186,7 @@ def _combined(
     shared = SharedRows(tensors[1], gated=True)
     op = OpContext(program, GPU, "combine", n_rows=n_rows)
     tiles = PairTiles(rows.routed, 4)
-    combine_rows(op, tiles, tensors[2], tensors[0], width, shared)
+    combine_rows(op, tiles, tensors[2], tensors[0], shared)
     parts = (values[0], values[1], values[2:].swapaxes(0, 1))
     inputs = {rows.routed.tensor: rows.words(), rows.routed.params: rows.params()}
     inputs[tiles.done] = np.ones(SHARED.n_experts, np.uint32)
@@ -201,7 +201,7 @@ def test_rows_of_an_expert_that_is_not_done_are_no_numbers(runner: Runner) -> No
     rows, width = RowsInUse(OLMOE, 9, 9), 64
     tiles, program = PairTiles(rows.routed, 4), Program("combine")
     hidden, out = TensorRef("hidden", 9 * width), TensorRef("out", rows.routed.n_pairs * width)
-    combine_rows(OpContext(program, CPU, "combine", n_rows=9), tiles, out, hidden, width)
+    combine_rows(OpContext(program, CPU, "combine", n_rows=9), tiles, out, hidden)
     missing = int(np.bincount(rows.chosen.ravel(), minlength=64).argsort()[-30])  # by some rows
     inputs = {
         **{rows.routed.tensor: rows.words(), rows.routed.params: rows.params()},
@@ -225,7 +225,7 @@ def test_they_declare_what_they_touch() -> None:
     clear_done(op.named("clear"), tiles)
     expert_tiles(op.named("sort"), tiles, 1, table)
     out, hidden = TensorRef("out", 8 * 4 * 20), TensorRef("hidden", 8 * 20 + 4)
-    combine_rows(op.named("sum"), tiles, out, hidden, 20)
+    combine_rows(op.named("sum"), tiles, out, hidden)
     places, homes = BroughtPlaces(1 << 20, 256, 8, 60), memory_range(1 << 16, 1 << 16)
     bring_experts(op.named("bring"), tiles, places, 2, slice(32, 80), (homes,))
     clear, sort, total, bring = program.dispatches()
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(rows, tensor=TensorRef("routing", (MAX_ROWS + 1) * rows.row_words))
     out, hidden = TensorRef("out", 64 * 32), TensorRef("hidden", 8 * 32)
     with pytest.raises(AssertionError, match="shared"):
-        combine_rows(op, PairTiles(rows, 4), out, hidden, 32, SharedRows(hidden, gated=True))
+        combine_rows(op, PairTiles(rows, 4), out, hidden, SharedRows(hidden, gated=True))
 
 
 # ----- a layer's experts -----
@@ -277,15 +277,14 @@ class Layer:
     def token_by_token(self) -> NDArray[np.float64]:
         """Run each row through the twins of the kernels that decode: routed, then shared."""
         rows = []
-        ones, no_bias = np.ones(self.width), np.zeros((SHARED.n_used, 1))
+        ones = np.ones(self.width)
         for row in range(self.n_rows):
             hidden = self.hidden[row].astype(np.float64)
             shared = np.array([SHARED.n_experts])
             weights = self.gates[row : row + 1]
             for slots, of_slots in ((self.ids[row], self.weights[row]), (shared, weights)):
-                none = no_bias[: len(slots)], no_bias[: len(slots)]
-                matrices, xs = (self.gate[slots], self.up[slots]), (self.x[row], self.x[row])
-                act = gate_up_twin(matrices, xs, 1.0, none)
+                gate, up = (matvec(weights[slots], self.x[row]) for weights in (self.gate, self.up))
+                act = activated(gate, up)
                 zeros = np.zeros((len(slots), self.width))
                 hidden = down_twin(self.down[slots], act, of_slots, hidden, ones, zeros).hidden
             rows.append(hidden)
@@ -339,7 +338,7 @@ def test_experts_in_tiles_give_what_they_give_token_by_token(
     shared_ref, total = TensorRef("shared", layer.x.size), Program("sum")
     shared = SharedRows(shared_ref, gated=True)
     op = OpContext(total, tuning, n_rows=n_rows)
-    combine_rows(op, tiles, out_ref, hidden_ref, layer.width, shared)
+    combine_rows(op, tiles, out_ref, hidden_ref, shared)
     floats = {
         **{hidden_ref: layer.hidden, out_ref: expert_out},
         shared_ref: layer.block(SHARED.n_experts, layer.x).astype(np.float32),

@@ -22,12 +22,12 @@ from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.program import Program
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks
-from vkmoe.kernels.families import FAMILIES
+from vkmoe.kernels.families import FAMILIES, selecting
 from vkmoe.kernels.family import Variant
 from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, MatvecFamily
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.selftest import suite
-from vkmoe.selftest.suite import compiled_variants, run_variant, runnable, tuning_of
+from vkmoe.selftest.suite import compiled_variants, run_variant, runnable
 
 NOTHING = """#version 460
 layout(local_size_x_id = 0) in;
@@ -213,10 +213,9 @@ def test_tunings_select_their_variant(device: Device) -> None:
     """On every kind of device, whatever its own tuning is."""
     for info in (device.info, replace(device.info, type="discrete")):
         for variant in compiled_variants():
-            family = FAMILIES[variant.family]
-            tuning = tuning_of(variant, family, choose_tuning(info))
-            if family.chosen_by != "nothing":
-                assert getattr(tuning, family.chosen_by) == variant.suffix
+            tuning = selecting(variant, choose_tuning(info))
+            chosen_by = FAMILIES[variant.family].chosen_by
+            assert chosen_by == "nothing" or getattr(tuning, chosen_by) == variant.suffix
 
 
 def test_comparisons_fail_on_what_is_wrong() -> None:

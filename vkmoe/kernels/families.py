@@ -40,16 +40,22 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def selecting(variant: Variant, own: Tuning, info: DeviceInfo) -> Tuning:
-    """Return the device's `own` tuning; of a mapping it has not chosen, that of those that do."""
-    chosen_by = FAMILIES[variant.family].chosen_by
-    if chosen_by == "nothing" or variant.suffix == getattr(own, chosen_by):
+def selecting(variant: Variant, own: Tuning, info: DeviceInfo | None = None) -> Tuning:
+    """Return the device's `own` tuning; of a mapping it has not chosen, that of those that do.
+
+    Without `info` that is a small one, whose kernels are compiled sooner.
+    """
+    chosen_by, suffix = FAMILIES[variant.family].chosen_by, variant.suffix
+    if chosen_by == "nothing" or suffix == getattr(own, chosen_by):
         return own
     if chosen_by == "reduce_suffix":
-        return replace(own, subgroup=variant.suffix == "+subgroup")
-    if variant.suffix.startswith("+blocks"):
-        blocks = choose_tuning(replace(info, type="cpu"))
-        return replace(blocks, load_64bit=variant.suffix == "+blocks64")
-    lanes = choose_tuning(replace(info, type="discrete" if info.is_cpu else info.type))
-    suffix = variant.suffix
-    return replace(lanes, subgroup=suffix == "+subgroup", half_tiles=suffix == "+half")
+        return replace(own, subgroup=suffix == "+subgroup")
+    if suffix.startswith("+blocks"):
+        cpu = choose_tuning(replace(info, type="cpu")) if info else Tuning("blocks", 8, 2, False)
+        return replace(cpu, load_64bit=suffix == "+blocks64")
+    gpu = own  # whose tiles can be of both kinds of numbers
+    if info is not None:
+        gpu = choose_tuning(replace(info, type="discrete" if info.is_cpu else info.type))
+    elif chosen_by != "tile_suffix" or own.mapping != "lanes":
+        gpu = Tuning("lanes", 32, 2, False)
+    return replace(gpu, subgroup=suffix == "+subgroup", half_tiles=suffix == "+half")

@@ -147,9 +147,8 @@ class CpuExperts:
         x, activation = row_parts(tensors.handed.x), self._activation(moe_layer)
         expert_matmul_gate_up(op.named("gate/up"), experts, x, act, activation)
         expert_matmul_down(op.named("down"), experts, act, tensors.expert_out)
-        sums, width = tensors.sums, tensors.spec.width
-        out = tensors.expert_out
-        combine_rows(op.named("combine"), tiles, out, sums, width, partial=True, picks=picks)
+        combined, out = op.named("combine"), tensors.expert_out
+        combine_rows(combined, tiles, out, tensors.sums, partial=True, picks=picks)
 
     def _activation(self, moe_layer: int) -> Activation:
         spec = self.tensors.spec

@@ -112,7 +112,7 @@ class FeedForwardBlock:
         matrices, logits, bias = _router_matrices(layer), op.named("router"), layer.router_bias
         matmul(logits, matrices, x, row_parts(space.router_logits), params, bias=bias, exact=True)
         clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
-        on_cpu, out, width = layer.block.on_cpu, prompt.expert_out, self.spec.width
+        on_cpu, out = layer.block.on_cpu, prompt.expert_out
         picks = self.spec.picks(moe_layer)
         if on_cpu:
             self._choose_and_hand_over(op, layer, moe_layer, space.gained)
@@ -126,7 +126,7 @@ class FeedForwardBlock:
         if layer.block.on_device or shared is not None:
             op.mark("combine")
             combined = op.named("combine")
-            combine_rows(combined, tiles, out, space.hidden, width, shared, on_cpu, picks)
+            combine_rows(combined, tiles, out, space.hidden, shared, on_cpu, picks)
         if on_cpu:
             self._join(op, NormOutput(space.hidden, space.gained, space.norm_partials, gain=0))
 

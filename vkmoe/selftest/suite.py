@@ -6,7 +6,7 @@ The variants are those in the folder of compiled shaders, so that one without a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -18,8 +18,8 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, spirv_folder
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Check, Checks
-from vkmoe.kernels.families import FAMILIES
-from vkmoe.kernels.family import MIXED_TYPE, Family, Setting, Trial, Variant, forms_of, launched
+from vkmoe.kernels.families import FAMILIES, selecting
+from vkmoe.kernels.family import MIXED_TYPE, Setting, Trial, Variant, forms_of, launched
 from vkmoe.kernels.inputs import compared_types
 from vkmoe.kernels.launches import KEEPING, MatvecFamily
 from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
@@ -115,7 +115,7 @@ def run_variant(
     if family is None:
         yield Case(f"{variant.name} has no case", False, 1.0, 0.0, None)
         return
-    tuning = tuning_of(variant, family, own)
+    tuning = selecting(variant, own)
     for what, each in _ways(variant, tuning).items():
         for trial in family.trials(Setting(variant.axis, each, device.info)):
             worst, speed = _compared(variant, trial, device), None
@@ -153,19 +153,3 @@ def _ways(variant: Variant, tuning: Tuning) -> dict[str, Tuning]:
             if of_few != {launch}:
                 ways[f"in {launch}"] = launched(tuning, form, launch)
     return ways
-
-
-def tuning_of(variant: Variant, family: Family, own: Tuning) -> Tuning:
-    """Choose a tuning that selects a variant: the device's own if it does so, else a small one."""
-    if family.chosen_by == "nothing":
-        return own
-    if family.chosen_by == "reduce_suffix":
-        return replace(own, subgroup=variant.suffix == "+subgroup")
-    if variant.suffix == getattr(own, family.chosen_by):
-        return own
-    if variant.suffix.startswith("+blocks"):
-        return Tuning("blocks", 8, 2, False, load_64bit=variant.suffix == "+blocks64")
-    halves = variant.suffix == "+half"
-    if family.chosen_by == "tile_suffix" and own.mapping == "lanes":  # it has both
-        return replace(own, half_tiles=halves)
-    return Tuning("lanes", 32, 2, variant.suffix == "+subgroup", half_tiles=halves)

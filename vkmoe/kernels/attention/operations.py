@@ -252,13 +252,24 @@ def _attend(
                 writes=caches if mode != READ else (),
             )
         )
+    _join_splits(op, shape, numbers, {**partials, **out, "params": tensors.params}, cache.sinks)
+
+
+def _join_splits(
+    op: OpContext,
+    shape: Shape,
+    numbers: Mapping[str, object],
+    bound: Mapping[str, TensorRef | Bound],
+    sinks: int,
+) -> None:
+    """Append what joins the partials of all splits."""
     op.append(
         ATTENTION_COMBINE.dispatch(
             "attention_combine",
             {**numbers, "head_dim": shape.value_dim},
-            {**partials, **out, "params": tensors.params},
+            bound,
             (shape.n_heads, 1, op.n_rows),
             f"{op.label} combine",
-            reads=(memory_range(cache.sinks, 4 * shape.n_heads),) if cache.sinks else (),
+            reads=(memory_range(sinks, 4 * shape.n_heads),) if sinks else (),
         )
     )

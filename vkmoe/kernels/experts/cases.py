@@ -23,9 +23,8 @@ from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.operations import expert_down, expert_gate_up
 from vkmoe.kernels.experts.spans import DOWN, GATE, UP, PlacedExperts, Use
+from vkmoe.kernels.experts.twins import activated, silu
 from vkmoe.kernels.experts.twins import expert_down as down_twin
-from vkmoe.kernels.experts.twins import expert_gate_up as gate_up_twin
-from vkmoe.kernels.experts.twins import silu
 from vkmoe.kernels.family import (
     ALL_SLOTS,
     INNER,
@@ -46,7 +45,7 @@ from vkmoe.kernels.matvec.twins import matvec as matvec_twin
 from vkmoe.kernels.rows import N_DRAWN, PAIR, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "DownCase", "GateUpCase", "activation_sizes"]
+__all__ = ["FAMILIES", "DownCase", "GateUpCase", "activated_with_sizes"]
 Wide = NDArray[np.float64]
 
 
@@ -119,19 +118,19 @@ class GateUpCase(_ExpertCase):
 
     def _twin(self, experts: PlacedExperts, source: NormedInput, row: int) -> tuple[Wide, Wide]:
         """Compute the wanted values of a row, and how far each may be off."""
-        matrices = experts.of_slots(GATE, row), experts.of_slots(UP, row)
-        biases = experts.biases_of_slots(GATE, row), experts.biases_of_slots(UP, row)
-        of_gate, of_up = (multiplied(self.tuning, kind, source.x[row]) for kind in self.types)
         parts, sizes, scale = [], [], source.scale(row)
-        for matrix, x, bias in zip(matrices, (of_gate, of_up), biases, strict=True):
+        for which, kind in zip((GATE, UP), self.types, strict=True):
+            matrix, bias = experts.of_slots(which, row), experts.biases_of_slots(which, row)
+            x = multiplied(self.tuning, kind, source.x[row])
             parts.append(matvec_twin(matrix, x, scale, bias))
             sizes.append(matvec_twin(np.abs(matrix), np.abs(x), scale, np.abs(bias)))
-        wanted = gate_up_twin(matrices, (of_gate, of_up), scale, biases, self.activation)
-        return wanted, activation_sizes(parts, sizes, self.activation)
+        return activated_with_sizes(parts, sizes, self.activation)
 
 
-def activation_sizes(parts: Sequence[Wide], sizes: Sequence[Wide], activation: Activation) -> Wide:
-    """Compute how far each activated value may be off, from gate's and up's sums and their sizes.
+def activated_with_sizes(
+    parts: Sequence[Wide], sizes: Sequence[Wide], activation: Activation
+) -> tuple[Wide, Wide]:
+    """Activate gate's and up's sums, and compute how far each value may be off, from their sizes.
 
     |d silu(g) / dg| <= 1.1 carries what gate's sum is off, |silu(g)| what up's is. The clamped kind
     adds 1 to up, and its slopes are no larger.
@@ -139,8 +138,7 @@ def activation_sizes(parts: Sequence[Wide], sizes: Sequence[Wide], activation: A
     shift = 0.0 if activation == "silu" else 1.0
     of_gate = 1.1 * sizes[0] * (np.abs(parts[1]) + shift)
     of_up = (np.abs(parts[0]) if shift else np.abs(silu(parts[0]))) * (sizes[1] + shift)
-    result: Wide = of_gate + of_up
-    return result
+    return activated(parts[0], parts[1], activation), of_gate + of_up
 
 
 @dataclass(frozen=True)

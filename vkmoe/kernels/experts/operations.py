@@ -36,6 +36,7 @@ __all__ = [
     "descriptor",
     "expert_down",
     "expert_gate_up",
+    "gate_up_passes",
     "kept_bytes",
 ]
 
@@ -176,16 +177,20 @@ class ExpertBlock:
         """List the ranges that are read by address."""
         return (memory_range(self.span, self.shape.span_bytes),) if self.span else self.ranges
 
-    @property
-    def numbers(self) -> dict[str, int]:
+    def numbers(self, op: OpContext) -> dict[str, object]:
         """Return what kernels need besides a matrix, as they name it."""
-        first = {"first_filled": self.landing.first_word} if self.landing else {}
-        return {**self.shape.numbers, "span": self.span, "n_slots": self.n_used, **first}
+        words = op.tuning.loaded_words
+        numbers = {**vars(op.tuning), **self.shape.numbers, "span": self.span}
+        numbers |= {"n_slots": self.n_used, "routing_pitch": self.routing.row_words}
+        if self.landing:  # registers for where what is loaded is stored come on top
+            numbers["loaded_words"] = min(words // 2, MOST_KEPT_WORDS)
+            numbers["first_filled"] = self.landing.first_word
+        return numbers
 
-    @property
-    def log(self) -> dict[str, Bound]:
-        """Return the binding of kernels that keep; none if these experts are not kept."""
-        return {"log": self.landing.bound} if self.landing else {}
+    def bound(self, op: OpContext) -> dict[str, Bound]:
+        """Bind the routing, and the log if experts are kept."""
+        log = {"log": self.landing.bound} if self.landing else {}
+        return {"routing": self.routing.rows(op.n_rows), **log}
 
     @property
     def landing_ranges(self) -> tuple[Range, ...]:
@@ -195,10 +200,11 @@ class ExpertBlock:
 # ----- the kernels -----
 
 
-def _loaded_words(op: OpContext, experts: ExpertBlock) -> int:
-    """Choose how much a lane loads at once: registers for where it is stored come on top."""
-    words = op.tuning.loaded_words
-    return min(words // 2, MOST_KEPT_WORDS) if experts.landing else words
+def gate_up_passes(shape: ExpertShape) -> list[tuple[SpanMatrix, int]]:
+    """List the dispatches of gate and up: one, or two where their types differ."""
+    if shape.gate.type != shape.up.type:
+        return [(shape.gate, GATE_ONLY), (shape.up, UP_ONLY)]
+    return [(shape.gate, BOTH)]
 
 
 def expert_gate_up(
@@ -214,39 +220,26 @@ def expert_gate_up(
     Of each row of the batch. f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases,
     if any, are added before. One dispatch, or two when gate and up have different types.
     """
-    shape, n_used = experts.shape, experts.n_used
-    spec = EXPERT_GATE_UP_KEEP if experts.landing else EXPERT_GATE_UP
-    passes = [(shape.gate, BOTH)]
-    if shape.gate.type != shape.up.type:
-        passes = [(shape.gate, GATE_ONLY), (shape.up, UP_ONLY)]
-    for matrix, which in passes:
-        # A row of both takes two dot products: the number of these stays the same.
+    spec, n_used = EXPERT_GATE_UP_KEEP if experts.landing else EXPERT_GATE_UP, experts.n_used
+    for matrix, which in gate_up_passes(experts.shape):
         n_rows, n_columns = n_used * matrix.n_rows, matrix.n_columns
-        kernel = kernel_class("expert_gate_up", matrix.type, n_rows, n_columns)
-        launch = op.tuning.launch(kernel)
-        rows = max(1, launch.rows // 2) if which == BOTH else launch.rows
+        launch = op.tuning.launch(kernel_class("expert_gate_up", matrix.type, n_rows, n_columns))
+        rows = max(1, launch.rows // 2) if which == BOTH else launch.rows  # of two dot products
         dispatch = spec.dispatch(
             f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
             {
-                **vars(op.tuning),
+                **experts.numbers(op),
                 **launch._asdict(),
                 **matrix.numbers,
                 **norm.numbers,
-                **experts.numbers,
-                "rows": rows,
-                "loaded_words": _loaded_words(op, experts),
-                "pass": which,
-                "activation": ACTIVATIONS.index(activation),
-                "x_pitch": x.row_words // 4,
-                "routing_pitch": experts.routing.row_words,
-                "act_pitch": act.row_words,
+                **{"rows": rows, "pass": which, "activation": ACTIVATIONS.index(activation)},
+                **{"x_pitch": x.row_words // 4, "act_pitch": act.row_words},
             },
             {
                 "x": x.rows(op.n_rows),
                 "norm_partials": norm.tensor(op.n_rows),
-                "routing": experts.routing.rows(op.n_rows),
-                "act": act.rows(op.n_rows, 0, n_used * matrix.n_rows),
-                **experts.log,
+                "act": act.rows(op.n_rows, 0, n_rows),
+                **experts.bound(op),
             },
             (-(-matrix.n_rows // rows), n_used, op.n_rows),
             op.label,
@@ -270,24 +263,16 @@ def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: Nor
     dispatch = spec.dispatch(
         f"{spec.name}.{matrix.type.lower()}{op.tuning.dot_suffix}",
         {
-            **vars(op.tuning),
+            **experts.numbers(op),
             **launch._asdict(),
             **matrix.numbers,
-            **experts.numbers,
-            "loaded_words": _loaded_words(op, experts),
             **output.numbers,
             "sparse": int(experts.sparse),
             "weight_word": NO_WORD if rank is None else shared_weight_word(rank),
             "slot_vec4s": matrix.n_columns // 4,
             "act_pitch": act.row_words // 4,
-            "routing_pitch": experts.routing.row_words,
         },
-        {
-            "act": act.rows(op.n_rows),
-            "routing": experts.routing.rows(op.n_rows),
-            **output.tensors(op.n_rows),
-            **experts.log,
-        },
+        {"act": act.rows(op.n_rows), **output.tensors(op.n_rows), **experts.bound(op)},
         (n_groups, 1, op.n_rows),
         op.label,
         reads=(*experts.memory, memory_range(output.gain, 4 * matrix.n_rows)),

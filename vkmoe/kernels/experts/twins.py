@@ -1,6 +1,6 @@
 """This module has NumPy twins of expert_gate_up.comp and expert_down.comp.
 
-They compute in float64 on decoded weights.
+They compute in float64 on decoded weights. What gate and up are multiplied by is a matvec.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.kernels.matvec.twins import Floats, HiddenState, matvec
+from vkmoe.kernels.matvec.twins import Floats, HiddenState
 
-__all__ = ["activated", "expert_down", "expert_gate_up", "silu"]
+__all__ = ["activated", "expert_down", "silu"]
 
 
 def silu(value: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -30,22 +30,6 @@ def activated(
         return silu(gate) * up
     low, limited = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
     return silu(1.702 * low) / 1.702 * (limited + 1.0)
-
-
-def expert_gate_up(
-    matrices: tuple[Floats, Floats],
-    xs: tuple[Floats, Floats],
-    scale: float,
-    biases: tuple[Floats, Floats],
-    activation: str = "silu",
-) -> NDArray[np.float64]:
-    """Compute activated(scale * gate @ x, scale * up @ x), biases added before.
-
-    gate, up [n_slots, n_rows, n_columns], their biases [n_slots, n_rows]; x as each multiplies it,
-    which may be rounded.
-    """
-    gate, up = (matvec(w, x, scale, b) for w, x, b in zip(matrices, xs, biases, strict=True))
-    return activated(gate, up, activation)
 
 
 def expert_down(

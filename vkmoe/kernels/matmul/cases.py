@@ -20,7 +20,7 @@ from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.comparison import SUM_LIMIT, Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.experts.cases import activation_sizes
+from vkmoe.kernels.experts.cases import activated_with_sizes
 from vkmoe.kernels.experts.operations import ExpertShape
 from vkmoe.kernels.experts.spans import DOWN, GATE, UP, Spans, span_layout
 from vkmoe.kernels.family import (
@@ -272,7 +272,7 @@ class ExpertMatmulCase(KernelCase):
             expert_matmul_gate_up(op, experts.block, x_at, y_ref, self.activation)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
-            wanted, sizes = experts.down(x) if is_down else experts.gate_up(x)
+            wanted, sizes = experts.product(DOWN, x) if is_down else experts.gate_up(x)
             found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
             checks.close("y of pairs", found, wanted, sizes)
             checks.untouched("y behind the pairs", words[0][n_pairs * self.n_rows :])
@@ -359,31 +359,20 @@ class _Experts:
 
     def gate_up(self, x: Floats) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off."""
-        (gate, up, _), (gate_bias, up_bias, _) = self._values, self._biases
-        matrices, biases, kind = (gate, up), (gate_bias, up_bias), self._case.activation
-        types = (self._shape.gate.type, self._shape.up.type)
-        of_gate, of_up = (multiplied(self._case.tuning, name, x) for name in types)
-        xs, parts, sizes = (of_gate, of_up), [], []
-        for weights, of_x, bias in zip(matrices, xs, biases, strict=True):
-            of_pairs = np.repeat(of_x, self.ids.shape[1], axis=0)
-            parts.append(twins.expert_matmul_down(weights, of_pairs, self.ids, bias))
-            sizes.append(self._sizes(weights, of_pairs, bias))
-        wanted = twins.expert_matmul_gate_up(matrices, xs, self.ids, biases, kind)
-        return wanted, activation_sizes(parts, sizes, kind)
+        of_pairs = np.repeat(x, self.ids.shape[1], axis=0)
+        parts, sizes = zip(*(self.product(which, of_pairs) for which in (GATE, UP)), strict=True)
+        return activated_with_sizes(parts, sizes, self._case.activation)
 
-    def down(self, x: Floats) -> tuple[Wide, Wide]:
-        """Compute the wanted values, and how far each may be off."""
-        down, bias = self._values[2], self._biases[2]
-        x = multiplied(self._case.tuning, self._shape.down.type, x)
-        return twins.expert_matmul_down(down, x, self.ids, bias), self._sizes(down, x, bias)
-
-    def _sizes(self, weights: Floats, x: Floats, bias: Floats) -> Wide:
-        """Say how far products of pairs may be off: [n_pairs, n_rows]."""
-        ids, sizes = self.ids.reshape(-1), np.zeros((self.ids.size, weights.shape[1]))
+    def product(self, which: int, x: Floats) -> tuple[Wide, Wide]:
+        """Multiply x of pairs by GATE, UP or DOWN, and compute how far each value may be off."""
+        shape = self._shape
+        x = multiplied(self._case.tuning, (shape.gate, shape.up, shape.down)[which].type, x)
+        weights, bias, ids = self._values[which], self._biases[which], self.ids.reshape(-1)
+        sizes = np.zeros((ids.size, weights.shape[1]))
         for expert in np.unique(ids):
             rows = ids == expert
             sizes[rows] = _sizes(self._case.tuning, weights[expert], x[rows], bias[expert])
-        return sizes
+        return twins.expert_matmul(weights, x, self.ids, bias), sizes
 
     def _draw_ids(self) -> NDArray[np.int64]:
         case = self._case

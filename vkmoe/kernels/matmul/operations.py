@@ -19,10 +19,9 @@ from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.operations import (
     ACTIVATIONS,
     BOTH,
-    GATE_ONLY,
-    UP_ONLY,
     ExpertShape,
     SpanMatrix,
+    gate_up_passes,
 )
 from vkmoe.kernels.matvec.operations import Matrix, bias_range, group_numbers, groups_of_three
 
@@ -264,13 +263,9 @@ def expert_matmul_gate_up(
 
     x is [rows][stride], of which `n_columns` words are used; act is [pairs][rows of gate].
     """
-    shape = experts.shape
-    passes = [(shape.gate, BOTH)]
-    if shape.gate.type != shape.up.type:
-        passes = [(shape.gate, GATE_ONLY), (shape.up, UP_ONLY)]
     n_used = experts.tiles.n_used if experts.tiles else 1
     assert x.offset == 0 and x.stride % 4 == 0, x
-    for matrix, which in passes:
+    for matrix, which in gate_up_passes(experts.shape):
         numbers = {
             "pass": which,
             "activation": ACTIVATIONS.index(activation),

@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.kernels.experts.twins import activated
 from vkmoe.kernels.matvec.twins import Floats
 
-__all__ = ["expert_matmul_down", "expert_matmul_gate_up", "half_bound", "matmul", "matmul_heads"]
+__all__ = ["expert_matmul", "half_bound", "matmul", "matmul_heads"]
 
 HALF_UNIT = 2.0**-11  # what rounding to f16 changes a number by, over the number
 
@@ -56,41 +55,14 @@ def half_bound(weights: Floats, x: Floats) -> NDArray[np.float64]:
     return result
 
 
-def expert_matmul_gate_up(
-    matrices: tuple[Floats, Floats],
-    xs: tuple[Floats, Floats],
-    experts: NDArray[np.integer],
-    biases: tuple[Floats, Floats],
-    activation: str = "silu",
-) -> NDArray[np.float64]:
-    """Compute activated(gate @ x, up @ x) of pairs' experts, biases added before: [n_pairs, inner].
-
-    gate, up [n_experts, inner, n_columns], their biases [n_experts, inner], x [n, n_columns] as
-    each multiplies it; experts [n, n_used].
-    """
-    n_used = experts.shape[1]
-    products = [
-        _of_pairs(weights, np.repeat(x, n_used, axis=0), experts, bias)
-        for weights, x, bias in zip(matrices, xs, biases, strict=True)
-    ]
-    return activated(products[0], products[1], activation)
-
-
-def expert_matmul_down(
-    down: Floats, act: Floats, experts: NDArray[np.integer], biases: Floats
-) -> NDArray[np.float64]:
-    """Compute down @ act[pair] + bias of pairs' experts, unweighted: [n_pairs, n_rows].
-
-    down [n_experts, n_rows, inner], biases [n_experts, n_rows], act [n_pairs, inner], experts
-    [n, n_used].
-    """
-    return _of_pairs(down, act, experts, biases)
-
-
-def _of_pairs(
+def expert_matmul(
     weights: Floats, x: Floats, experts: NDArray[np.integer], biases: Floats
 ) -> NDArray[np.float64]:
-    """Multiply x [n_pairs, n_columns] by the weights of the pairs' experts."""
+    """Compute weights @ x[pair] + bias of pairs' experts, unweighted: [n_pairs, n_rows].
+
+    weights [n_experts, n_rows, n_columns], biases [n_experts, n_rows], x [n_pairs, n_columns],
+    experts [n, n_used].
+    """
     result = np.zeros((len(x), weights.shape[1]))
     ids = experts.reshape(-1)
     for expert in np.unique(ids):

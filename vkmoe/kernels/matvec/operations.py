@@ -6,13 +6,13 @@ Shaders: matvec.comp, embed.comp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Range, TensorRef, memory_range, workgroup_lines
+from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.launches import Launch, kernel_class
 from vkmoe.kernels.norms.operations import NormInput, NormOutput
@@ -147,35 +147,51 @@ def matvec(
     assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
     offset = 0
     for group in groups_of_three(matrices):
-        kind, n_rows = group[0].type, sum(matrix.n_rows for matrix in group)
-        launch = op.tuning.launch(kernel_class("matvec", kind, n_rows, group[0].n_columns))
-        spread = _spread(op, launch, x)
-        op.launch(
-            MATVEC.dispatch(
-                f"matvec.{kind.lower()}{op.tuning.dot_suffix}",
-                {
-                    **vars(op.tuning),
-                    **launch._asdict(),
-                    **PLAIN,
-                    **(norm.numbers if norm else {}),
-                    **group_numbers(group),
-                    **spread,
-                    "bias": bias,
-                    "output_offset": offset,
-                    "y_pitch": y.row_words,
-                },
-                {
-                    "x": x.rows(op.n_rows, 0, group[0].n_columns),
-                    "y": y.rows(op.n_rows, offset, n_rows),
-                    "norm_partials": norm.tensor(op.n_rows) if norm else partials.part(0, 0),
-                },
-                (*workgroup_lines(-(-n_rows // launch.rows)), op.n_rows // spread["columns"]),
-                op.label,
-                reads=(*(m.memory for m in group), *bias_range(bias, offset, n_rows)),
-            ),
-            launch,
-        )
+        n_rows = sum(matrix.n_rows for matrix in group)
+        numbers = {
+            **(norm.numbers if norm else {}),
+            **group_numbers(group),
+            **{"bias": bias, "output_offset": offset},
+        }
+        bound = {
+            "x": x.rows(op.n_rows, 0, group[0].n_columns),
+            "y": y.rows(op.n_rows, offset, n_rows),
+            "norm_partials": norm.tensor(op.n_rows) if norm else partials.part(0, 0),
+        }
+        _append_matvec(op, group, numbers, bound, bias_range(bias, offset, n_rows))
         offset += n_rows
+
+
+def _append_matvec(
+    op: OpContext,
+    group: Sequence[Matrix],
+    numbers: Mapping[str, float],
+    bound: Mapping[str, Bound],
+    biases: tuple[Range, ...] = (),
+    n_heads: int = 1,
+) -> None:
+    """Append the dispatch of matrices that share one, or of a stack of one for each head."""
+    kind, n_rows = group[0].type, sum(matrix.n_rows for matrix in group)
+    launch = op.tuning.launch(kernel_class("matvec", kind, n_rows, group[0].n_columns))
+    spread = _spread(op, launch, bound["x"].tensor)
+    n_groups = -(-n_rows // n_heads // launch.rows)
+    lines = workgroup_lines(n_groups) if n_heads == 1 else (n_groups, n_heads)
+    dispatch = MATVEC.dispatch(
+        f"matvec.{kind.lower()}{op.tuning.dot_suffix}",
+        {
+            **vars(op.tuning),
+            **launch._asdict(),
+            **PLAIN,
+            **numbers,
+            **spread,
+            "y_pitch": bound["y"].tensor.row_words,
+        },
+        bound,
+        (*lines, op.n_rows // spread["columns"]),
+        op.label,
+        reads=(*(matrix.memory for matrix in group), *biases),
+    )
+    op.launch(dispatch, launch)
 
 
 def groups_of_three(matrices: Sequence[Matrix]) -> Iterator[list[Matrix]]:
@@ -221,35 +237,17 @@ def matvec_heads(
     [n_heads * rows]. `scratch` is any tensor, for a binding that is not used.
     """
     assert stack.n_rows % n_heads == 0 and x.offset % 4 == 0 and x.stride % 4 == 0 < x.stride
-    n_rows = stack.n_rows // n_heads
-    launch = op.tuning.launch(kernel_class("matvec", stack.type, stack.n_rows, stack.n_columns))
-    spread = _spread(op, launch, x.tensor)
-    op.launch(
-        MATVEC.dispatch(
-            f"matvec.{stack.type.lower()}{op.tuning.dot_suffix}",
-            {
-                **vars(op.tuning),
-                **launch._asdict(),
-                **PLAIN,
-                **stack.numbers,
-                **dict.fromkeys(("weights0", "weights1", "weights2"), stack.address),
-                **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), n_rows),
-                **spread,
-                "x_offset": x.offset // 4,
-                "x_stride": x.stride // 4,
-                "y_pitch": y.row_words,
-            },
-            {
-                "x": x.tensor.rows(op.n_rows, x.offset, (n_heads - 1) * x.stride + stack.n_columns),
-                "y": y.rows(op.n_rows, 0, stack.n_rows),
-                "norm_partials": scratch.part(0, 0),
-            },
-            (-(-n_rows // launch.rows), n_heads, op.n_rows // spread["columns"]),
-            op.label,
-            reads=(stack.memory,),
-        ),
-        launch,
-    )
+    numbers = {
+        **group_numbers([stack]),
+        **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), stack.n_rows // n_heads),
+        **{"x_offset": x.offset // 4, "x_stride": x.stride // 4},
+    }
+    bound = {
+        "x": x.tensor.rows(op.n_rows, x.offset, (n_heads - 1) * x.stride + stack.n_columns),
+        "y": y.rows(op.n_rows, 0, stack.n_rows),
+        "norm_partials": scratch.part(0, 0),
+    }
+    _append_matvec(op, [stack], numbers, bound, n_heads=n_heads)
 
 
 def matvec_residual(

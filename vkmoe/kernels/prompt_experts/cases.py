@@ -299,7 +299,7 @@ class CombineCase(KernelCase):
         rows = None if self.shared is None else SharedRows(shared_ref, self.shared)
         op = OpContext(program, self.tuning, "combine", n_rows=n_rows)
         tiles = PairTiles(routed, columns=1)
-        combine_rows(op, tiles, out_ref, hidden_ref, width, rows, self.partial, self.picks)
+        combine_rows(op, tiles, out_ref, hidden_ref, rows, self.partial, self.picks)
         done = np.zeros(tiles.done.n_words, np.uint32)
         done[self.rows.chosen[self.rows.taken(self.picks)]] = 1
         if self.partial:

@@ -258,13 +258,17 @@ class SharedRows(NamedTuple):
     tensor: TensorRef
     gated: bool
 
+    def weight_word(self, shape: RouterShape) -> int:
+        """Find the word of its weight in a row's routing."""
+        assert not self.gated or shape.shared_gate, "no weight is routed for the shared expert"
+        return shared_weight_word(shape.n_used) if self.gated else NO_WORD
+
 
 def combine_rows(
     op: OpContext,
     tiles: PairTiles,
     expert_out: TensorRef,
     hidden: TensorRef,
-    width: int,
     shared: SharedRows | None = None,
     partial: bool = False,
     picks: bool = False,
@@ -276,29 +280,24 @@ def combine_rows(
     expert is left out, for another device computes it. A shared expert's weight is 1 if it is not
     gated. `picks`: for the rows that want logits alone.
     """
-    assert width % 4 == 0, width
     routed = tiles.routed
-    gated = shared is not None and shared.gated
-    assert not gated or routed.shape.shared_gate, "no weight is routed for the shared expert"
-    row_vec4s = width // 4
+    row_vec4s = expert_out.n_words // routed.n_pairs // 4
+    assert expert_out.n_words == 4 * row_vec4s * routed.n_pairs, expert_out
     op.append(
         COMBINE_ROWS.dispatch(
             "combine_rows",
             {
                 **routed.numbers,
                 "workgroup_size": _COMBINE_LANES,
-                "shared": int(shared is not None),
-                "partial": int(partial),
-                "row_vec4s": row_vec4s,
-                "weight_word": shared_weight_word(routed.shape.n_used) if gated else NO_WORD,
-                "picks": int(picks),
+                **{"shared": int(shared is not None), "partial": int(partial)},
+                **{"picks": int(picks), "row_vec4s": row_vec4s},
+                "weight_word": shared.weight_word(routed.shape) if shared else NO_WORD,
             },
             {
                 **routed.tensors,
-                "expert_out": expert_out.part(0, routed.n_pairs * width),
-                # Without a shared expert the shader reads none, but something must be bound.
-                "shared_out": shared.tensor if shared else expert_out,
-                "hidden": hidden.part(0, routed.n_rows * width),
+                "expert_out": expert_out,
+                "shared_out": shared.tensor if shared else expert_out,  # which is not read then
+                "hidden": hidden.part(0, routed.n_rows * 4 * row_vec4s),
                 "done": tiles.done,
             },
             (-(-row_vec4s // _COMBINE_LANES), op.n_rows, 1),

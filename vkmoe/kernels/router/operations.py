@@ -100,6 +100,11 @@ class Landing:
     n_places: int
     gather: bool = False
 
+    def numbers(self, layer: int, n_experts: int) -> dict[str, int]:
+        """Return where a layer's places are, as kernels name it."""
+        first = self.n_layers * n_experts + layer * self.n_places
+        return {"first_landing": first, "n_landing": self.n_places}
+
 
 def routing_words(shape: RouterShape) -> int:
     """Count the routing tensor's words: ids and weights, then addresses and partners of two words.
@@ -177,6 +182,20 @@ class RouterTensors(NamedTuple):
     routing: TensorRef
     log: RoutingLog
 
+    def numbers(self, layer: int) -> dict[str, int]:
+        """Return where a kernel finds rows, as it names it."""
+        pitches = {"logits_pitch": self.logits.row_words, "routing_pitch": self.routing.row_words}
+        return {"first_id": self.log.ids(layer).start // 4, **pitches}
+
+    def bound(self, shape: RouterShape, layer: int, n_rows: int) -> dict[str, Bound]:
+        """Bind what is read and written of the first rows."""
+        return {
+            "logits": self.logits.rows(n_rows, 0, shape.n_logits),
+            "params": self.params.bound,
+            "routing": self.routing.rows(n_rows, 0, routing_words(shape)),
+            "log": Bound(self.log.tensor, self.log.ids(layer)),
+        }
+
 
 def router_topk(
     op: OpContext,
@@ -190,12 +209,11 @@ def router_topk(
 ) -> None:
     """Append routing = n_used experts of largest logit, weights, addresses, partners; log = ids.
 
-    Of each row of the batch; only experts of the one that `params` names may land.
-    `selection_bias` is the address of f32 [n_experts]; then they are those of largest score + bias,
-    while weights are made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16); 0 for none.
-    `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each and the `landing`
-    places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
-    table and the log do.
+    Of each row of the batch; only experts of the one that `params` names may land. With the address
+    `selection_bias` of f32 [n_experts] they are those of largest score + bias, while weights are
+    made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16). `table` is the memory of the
+    expert tables, uvec2 [n_layers][n_experts] each and the `landing` places behind, of which the
+    one named in `params` is read. `layer` counts MoE layers as the table and the log do.
     """
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
     assert op.n_rows <= tensors.log.n_tokens
@@ -207,21 +225,13 @@ def router_topk(
             {
                 **vars(op.tuning),
                 **vars(shape),
+                **tensors.numbers(layer),
+                **landing.numbers(layer, shape.n_experts),
                 "selection_bias": selection_bias,
                 "layer": layer,
                 "flags": shape.flags | GATHER * landing.gather,
-                "first_landing": landing.n_layers * shape.n_experts + layer * landing.n_places,
-                "n_landing": landing.n_places,
-                "first_id": tensors.log.ids(layer).start // 4,
-                "logits_pitch": tensors.logits.row_words,
-                "routing_pitch": tensors.routing.row_words,
             },
-            {
-                "logits": tensors.logits.rows(op.n_rows, 0, shape.n_logits),
-                "params": tensors.params,
-                "routing": tensors.routing.rows(op.n_rows, 0, routing_words(shape)),
-                "log": Bound(tensors.log.tensor, tensors.log.ids(layer)),
-            },
+            tensors.bound(shape, layer, op.n_rows),
             (1, 1, op.n_rows),
             op.label,
             reads=(table, *biases),
