@@ -114,8 +114,8 @@ def test_gpu_mapping(runner: Runner, name: str) -> None:
 def test_several_subgroups(device: Device, runner: Runner) -> None:
     """Two teams that are subgroups, and the same variant where teams and subgroups differ."""
     shape = SHAPES["qwen3 f32"]
-    tuning = replace(CPU_TUNING, subgroup_size=device.info.subgroup_size)
-    split = choose_split(shape, tuning, workgroup_size=2 * device.info.subgroup_size)
+    size = device.info.subgroup_size
+    split = choose_split(shape, replace(CPU_TUNING, workgroup_size=2 * size, subgroup_size=size))
     assert split.subgroup
     run_positions(runner, shape, split)
     run_positions(runner, shape, replace(split, team_lanes=4))

@@ -49,7 +49,6 @@ def test_gate_and_up(runner: Runner, kind: str, suffix: str) -> None:
         n_rows=int(rng.integers(1, 30)),
         n_columns=step_of(kind, other) * int(rng.integers(1, 4)),
         n_partials=int(rng.integers(1, 100)),
-        seed=i,
     )
     case.run(runner).verify()
 
@@ -64,7 +63,6 @@ def test_down(runner: Runner, kind: str, suffix: str) -> None:
         Use(int(rng.integers(8, 20)), 1 + (3 * i + j) % 8),
         n_rows=int(rng.integers(1, 30)),
         n_columns=step_of(kind) * int(rng.integers(1, 4)),
-        seed=i,
     )
     case.run(runner).verify()
 

@@ -57,8 +57,7 @@ def test_gpu_mapping(runner: Runner, name: str) -> None:
 def test_teams_that_are_subgroups(device: Device, runner: Runner) -> None:
     """One team, two teams, and the same variant where teams and subgroups differ."""
     shape, size = SHAPES["64 + 32, f32"], device.info.subgroup_size
-    tuning = replace(CPU_TUNING, subgroup_size=size)
-    split = choose_split(shape, tuning, workgroup_size=2 * size)
+    split = choose_split(shape, replace(CPU_TUNING, workgroup_size=2 * size, subgroup_size=size))
     assert split.subgroup == (shape.kv_rank // 8 % size == 0)
     run_positions(runner, shape, split)
     run_positions(runner, shape, replace(split, team_lanes=4))

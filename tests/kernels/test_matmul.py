@@ -68,10 +68,10 @@ def test_numbers_of_rows(runner: Runner, tuning: Tuning, n: int) -> None:
 
 
 @by_mapping
-def test_offsets_and_biases(runner: Runner, tuning: Tuning) -> None:
+def test_gaps_and_biases(runner: Runner, tuning: Tuning) -> None:
     segments = (("Q4_K", 5), ("Q6_K", 3), ("Q6_K", 4), ("Q6_K", 1), ("Q6_K", 7), ("F32", 2))
     batch = rows(*range(6), spare=1)
-    MatmulCase(tuning, segments, 512, batch, biased=True, gap=8, offset=12).run(runner).verify()
+    MatmulCase(tuning, segments, 512, batch, biased=True, gap=8).run(runner).verify()
 
 
 @by_mapping

@@ -57,7 +57,7 @@ def of_matrices(tuning: Tuning, *segments: tuple[str, int]) -> MatvecCase:
 
 
 def of_heads(tuning: Tuning, kind: str) -> HeadsCase:
-    return HeadsCase(tuning, kind, 3, 11, 256, x_offset=4, x_gap=8)
+    return HeadsCase(tuning, kind, 3, 11, 256, x_gap=8)
 
 
 @every_mapping

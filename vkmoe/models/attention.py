@@ -21,7 +21,7 @@ from vkmoe.kernels.attention.operations import (
 from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.matmul.operations import matmul, matmul_heads, matmul_residual, row_parts
-from vkmoe.kernels.matvec.operations import HeadParts, matvec, matvec_heads, matvec_residual
+from vkmoe.kernels.matvec.operations import matvec, matvec_heads, matvec_residual
 from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
 from vkmoe.kernels.prompt_attention.operations import (
     PromptTensors,
@@ -136,10 +136,9 @@ class LatentAttention(AttentionBlock):
         tensors, shape, split = space.latent, self.kernels.shape, self.kernels.split
         assert isinstance(latent, LatentSpec) and tensors is not None, op.label
         assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), op.label
-        n_heads, scratch = latent.n_heads, space.norm_partials
+        n_heads, stride = latent.n_heads, latent.query_dim
         q, kv_offset = self._queries(op, weights, latent, tensors, norm)
-        heads = HeadParts(q, stride=latent.query_dim)
-        matvec_heads(op.named("absorbed"), weights.k_up, n_heads, heads, tensors.absorbed, scratch)
+        matvec_heads(op.named("absorbed"), weights.k_up, n_heads, q, stride, tensors.absorbed)
         latent_attention(
             op.named("attention"),
             shape,
@@ -148,8 +147,8 @@ class LatentAttention(AttentionBlock):
             LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset),
             AttentionTensors(space.params, space.attention_partials, tensors.mixed),
         )
-        heads = HeadParts(tensors.mixed, stride=latent.kv_rank)
-        matvec_heads(op.named("values"), weights.v_up, n_heads, heads, space.attended, scratch)
+        values, mixed, rank = op.named("values"), tensors.mixed, latent.kv_rank
+        matvec_heads(values, weights.v_up, n_heads, mixed, rank, space.attended)
 
     def _attend_prompt(self, op: OpContext) -> None:
         space, weights, latent = self.space, self.layer.mixer, self.spec.layers[self.index].mixer
@@ -207,7 +206,7 @@ class LatentAttention(AttentionBlock):
         matvec(q_kv, (down, weights.kv), space.gained, space.qkv, norm)
         normed, eps = tensors.q_normed, self.spec.norm_eps
         rms_norm(op.named("q norm"), space.qkv, normed, latent.q_rank, weights.q_gain, eps)
-        matvec(op.named("q"), (weights.q,), normed, tensors.q, scratch=space.norm_partials)
+        matvec(op.named("q"), (weights.q,), normed, tensors.q)
         return tensors.q, latent.q_rank
 
 

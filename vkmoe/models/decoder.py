@@ -112,8 +112,7 @@ class Decoder:
     def _append_head(self, op: OpContext, norm: NormInput | None = None) -> None:
         """Append the logits of the first rows of `gained`, and the largest of each."""
         space, logits = self.workspace, op.named("logits")
-        output, scratch = (self.weights.output,), space.norm_partials
-        matvec(logits, output, space.gained, space.logits, norm, scratch)
+        matvec(logits, (self.weights.output,), space.gained, space.logits, norm)
         top, lists = op.named("candidates"), space.candidate_lists
         candidates(top, space.logits, self.spec.n_vocab, lists, space.candidates)
 

@@ -251,9 +251,9 @@ class AttentionSplit:
 
 
 def choose_split(
-    shape: AttentionShape | LatentShape, tuning: Tuning, workgroup_size: int = 0, n_splits: int = 0
+    shape: AttentionShape | LatentShape, tuning: Tuning, n_splits: int = 0
 ) -> AttentionSplit:
-    """Choose a split; 0 = the tuning's workgroup size, and enough splits to fill the device.
+    """Choose a split; 0 = enough splits to fill the device.
 
     Teams are as wide as subgroups where those divide a value, so that sums stay in registers; else
     as wide as a value has units, so that GPU lanes coalesce. Neither context nor window have a say
@@ -264,7 +264,7 @@ def choose_split(
     is_latent = isinstance(shape, LatentShape)
     wanted = GPU_LATENT_WORKGROUPS if is_latent else GPU_WORKGROUPS
     wanted = CPU_WORKGROUPS if on_cpu else wanted
-    size = workgroup_size or tuning.workgroup_size
+    size = tuning.workgroup_size
     for lanes, subgroup in _teams(shape, tuning, size):
         shares = _cpu_shares(shape, lanes) if on_cpu else _gpu_shares(shape, lanes, tuning)
         for heads, positions in shares or ([] if subgroup else [(1, 1)]):

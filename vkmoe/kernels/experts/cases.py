@@ -94,12 +94,11 @@ class GateUpCase(_ExpertCase):
     n_rows: int
     n_columns: int
     n_partials: int = 3
-    seed: int = 0
     activation: Activation = "silu"
     half: ClassVar[int] = 0
 
     def place(self, runner: Runner, op: OpContext, batch: RowBatch) -> tuple[PlacedExperts, Rowed]:
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(0)
         types, form = (*self.types, None), (self.n_rows, self.n_columns)
         experts = PlacedExperts(runner, batch, types, self.use, form, rng)
         source = NormedInput(batch, self.n_columns, self.n_partials, rng)
@@ -150,11 +149,10 @@ class DownCase(_ExpertCase):
     use: Use
     n_rows: int
     n_columns: int
-    seed: int = 0
     half: ClassVar[int] = 1
 
     def place(self, runner: Runner, op: OpContext, batch: RowBatch) -> tuple[PlacedExperts, Rowed]:
-        rng, form = np.random.default_rng(self.seed), (self.n_columns, self.n_rows)
+        rng, form = np.random.default_rng(0), (self.n_columns, self.n_rows)
         types = (None, None, self.type)
         experts = PlacedExperts(runner, batch, types, self.use, form, rng)
         n_slots, n_there = experts.n_slots, experts.n_slots - self.use.n_absent

@@ -102,7 +102,7 @@ class MatmulCase(KernelCase):
     """Checks matrices [(type, rows)] of `n_columns` times the rows of a batch.
 
     With `residual` there is one matrix, and what is in y is added to. `gap` words lie between
-    rows, of x and y, and `offset` words before the first.
+    rows, of x and y.
     """
 
     tuning: Tuning
@@ -112,11 +112,9 @@ class MatmulCase(KernelCase):
     residual: bool = False
     biased: bool = False
     gap: int = 0
-    offset: int = 0
-    seed: int = 0
 
     def prepare(self, runner: Runner) -> Prepared:
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(0)
         placed = [
             place_matrix(runner, kind, n_rows, self.n_columns, rng)
             for kind, n_rows in self.segments
@@ -124,10 +122,7 @@ class MatmulCase(KernelCase):
         n_rows = sum(n_rows for _, n_rows in self.segments)
         biases = (self.biased * rng.standard_normal(n_rows)).astype(np.float32)
         bias = runner.place(biases) if self.biased else 0
-        x, before = (
-            self.batch.draw(self.n_columns, self.seed),
-            self.batch.draw(n_rows, self.seed + 1000),
-        )
+        x, before = self.batch.draw(self.n_columns, 0), self.batch.draw(n_rows, 1000)
         x_words, x_at = self._padded(x)
         y_words, y_at = self._padded(before if self.residual else None, n_rows)
         program = Program("matmul")
@@ -176,16 +171,15 @@ class MatmulCase(KernelCase):
     def _padded(self, rows: Floats | None, width: int = 0) -> tuple[Words, RowParts]:
         """Put rows in use between words that are not read; none: such words alone."""
         stride = (width or self.n_columns) + self.gap
-        words = np.full(self.offset + self.batch.most * stride + 1, SENTINEL, np.uint32)
+        words = np.full(self.batch.most * stride + 1, SENTINEL, np.uint32)
         if rows is not None:
             parts = self._rows_in_use(words, stride)
             parts[:, : rows.shape[1]] = rows.view(np.uint32)
         name = "y" if width else "x"
-        return words, RowParts(TensorRef(name, len(words)), stride, self.offset)
+        return words, RowParts(TensorRef(name, len(words)), stride)
 
     def _rows_in_use(self, words: Words, stride: int) -> Words:
-        end = self.offset + len(self.batch.rows) * stride
-        return words[self.offset : end].reshape(-1, stride)
+        return words[: len(self.batch.rows) * stride].reshape(-1, stride)
 
 
 @dataclass(frozen=True)
@@ -252,13 +246,12 @@ class ExpertMatmulCase(KernelCase):
     biased: bool = False
     activation: Activation = "silu"
     chosen: tuple[tuple[int, ...], ...] = ()
-    seed: int = 0
 
     def prepare(self, runner: Runner) -> Prepared:
         experts = _Experts(self, runner)
         n_pairs = experts.ids.size
         is_down = len(self.types) == 1
-        x = self._pairs_x(experts.ids) if is_down else self.batch.draw(self.n_columns, self.seed)
+        x = self._pairs_x(experts.ids) if is_down else self.batch.draw(self.n_columns, 0)
         x /= np.float32(np.sqrt(20.0 * self.n_columns))
         most_x = self.batch.most * (max(1, self.n_used) if is_down else 1)
         x_ref = TensorRef("x", most_x * self.n_columns)
@@ -283,7 +276,7 @@ class ExpertMatmulCase(KernelCase):
 
     def _pairs_x(self, ids: NDArray[np.int64]) -> Floats:
         """Draw x of every pair: [n_pairs, n_columns]."""
-        return self.batch.draw(ids.shape[1] * self.n_columns, self.seed).reshape(ids.size, -1)
+        return self.batch.draw(ids.shape[1] * self.n_columns, 0).reshape(ids.size, -1)
 
 
 def _sizes(tuning: Tuning, weights: Floats, x: Floats, bias: Floats | float = 0.0) -> Wide:
@@ -324,7 +317,7 @@ class _Experts:
     """Draws the spans of a case's experts, and the lists of its pairs."""
 
     def __init__(self, case: ExpertMatmulCase, runner: Runner) -> None:
-        self._case, rng = case, np.random.default_rng(case.seed)
+        self._case, rng = case, np.random.default_rng(0)
         self.ids = self._draw_ids()
         self._shape, used = self._lay_out(), np.unique(self.ids)
         drawn = Spans(self._shape, case.n_experts, used, case.tuning.layout, rng)
@@ -380,7 +373,7 @@ class _Experts:
             return np.array(case.chosen)
         if not case.n_used:
             return np.zeros((len(case.batch.rows), 1), np.int64)
-        return case.batch.draw_experts(case.n_experts, case.n_used, case.seed)
+        return case.batch.draw_experts(case.n_experts, case.n_used, 0)
 
     def _lay_out(self) -> ExpertShape:
         case = self._case
@@ -402,7 +395,7 @@ def _matmul(setting: Setting) -> Iterator[Trial]:
     """Compare with as many rows as take two groups of columns, not all of the program's."""
     kind, tuning, _ = setting
     segments = ((kind, 37), (kind, 5))
-    case = MatmulCase(tuning, segments, 768, _BATCH, biased=True, gap=4, offset=8)
+    case = MatmulCase(tuning, segments, 768, _BATCH, biased=True, gap=4)
     large = MatmulCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, Batch(_TIMED_ROWS))
     yield trial(case, HeadsMatmulCase(tuning, kind, 2, 11, 256, _BATCH), timed=large)
 

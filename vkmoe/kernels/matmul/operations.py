@@ -76,30 +76,25 @@ def most_tiles(columns: int, n_pairs: int, n_experts: int) -> int:
 
 
 class RowParts(NamedTuple):
-    """Says where a batch's rows have their parts of a tensor: at word `offset` + row * `stride`.
+    """Says where a batch's rows have their parts of a tensor: at word row * `stride`.
 
-    In x all three are multiples of 4; `head_stride` is the distance of a row's heads.
+    In x both are multiples of 4; `head_stride` is the distance of a row's heads.
     """
 
     tensor: TensorRef
     stride: int
-    offset: int = 0
     head_stride: int = 0
 
     def part(self, n_rows: int, n_words: int, start: int = 0) -> Bound:
         """Bind the words from the first row's to the last one's, of `n_words` each."""
-        return self.tensor.part(self.offset + start, (n_rows - 1) * self.stride + n_words)
+        return self.tensor.part(start, (n_rows - 1) * self.stride + n_words)
 
     @property
     def x_numbers(self) -> dict[str, int]:
         """Return where a kernel finds x, as it names it."""
-        numbers = {
-            "x_offset": self.offset,
-            "x_stride": self.stride,
-            "x_head_stride": self.head_stride,
-        }
-        assert not any(number % 4 for number in numbers.values()), self
-        return {name: number // 4 for name, number in numbers.items()}
+        assert self.stride % 4 == 0 == self.head_stride % 4, self
+        strides = {"x_stride": self.stride // 4, "x_head_stride": self.head_stride // 4}
+        return {"x_offset": 0, **strides}
 
 
 def row_parts(tensor: TensorRef, head_stride: int = 0) -> RowParts:
@@ -184,7 +179,7 @@ def _append_matmul(
                 **ends,
                 **x.x_numbers,
                 "bias": bias + 4 * start if bias else 0,
-                "y_offset": y.offset + start,
+                "y_offset": start,
                 "y_stride": y.stride,
             },
             {
@@ -264,7 +259,7 @@ def expert_matmul_gate_up(
     x is [rows][stride], of which `n_columns` words are used; act is [pairs][rows of gate].
     """
     n_used = experts.tiles.n_used if experts.tiles else 1
-    assert x.offset == 0 and x.stride % 4 == 0, x
+    assert x.stride % 4 == 0, x
     for matrix, which in gate_up_passes(experts.shape):
         numbers = {
             "pass": which,

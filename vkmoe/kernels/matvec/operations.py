@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range, workgroup_lines
@@ -19,7 +18,6 @@ from vkmoe.kernels.norms.operations import NormInput, NormOutput
 from vkmoe.quants import TYPES
 
 __all__ = [
-    "HeadParts",
     "Matrix",
     "Rows",
     "bias_range",
@@ -130,7 +128,6 @@ def matvec(
     x: TensorRef,
     y: TensorRef,
     norm: NormInput | None = None,
-    scratch: TensorRef | None = None,
     *,
     bias: int = 0,
 ) -> None:
@@ -138,13 +135,11 @@ def matvec(
 
     x and y are of each row of the batch.
     Neighbouring matrices of one type (up to three) share a dispatch; others get their own, with no
-    barrier between. Without `norm`, any tensor may stand as `scratch` for the unused binding.
+    barrier between.
     `bias` is the address of f32 [all rows], 0 for none.
     """
     assert x.row_words >= matrices[0].n_columns
     assert all(matrix.n_columns == matrices[0].n_columns for matrix in matrices)
-    partials = norm.partials if norm else scratch
-    assert partials is not None, "a matvec without norm needs a scratch tensor for its binding"
     offset = 0
     for group in groups_of_three(matrices):
         n_rows = sum(matrix.n_rows for matrix in group)
@@ -156,7 +151,7 @@ def matvec(
         bound = {
             "x": x.rows(op.n_rows, 0, group[0].n_columns),
             "y": y.rows(op.n_rows, offset, n_rows),
-            "norm_partials": norm.tensor(op.n_rows) if norm else partials.part(0, 0),
+            "norm_partials": norm.tensor(op.n_rows) if norm else x.part(0, 0),  # which is not read
         }
         _append_matvec(op, group, numbers, bound, bias_range(bias, offset, n_rows))
         offset += n_rows
@@ -220,32 +215,24 @@ def bias_range(bias: int, first: int, count: int) -> tuple[Range, ...]:
     return (memory_range(bias + 4 * first, 4 * count),) if bias else ()
 
 
-class HeadParts(NamedTuple):
-    """Says where heads' parts of a row begin: at word `offset + head * stride`, whole vec4s."""
-
-    tensor: TensorRef
-    stride: int
-    offset: int = 0
-
-
 def matvec_heads(
-    op: OpContext, stack: Matrix, n_heads: int, x: HeadParts, y: TensorRef, scratch: TensorRef
+    op: OpContext, stack: Matrix, n_heads: int, x: TensorRef, x_stride: int, y: TensorRef
 ) -> None:
     """Append y[head] = W[head] @ x[head][:n_columns] for every head, of each row of the batch.
 
     `stack` is [n_heads * rows, n_columns], a head's rows behind those of the head before; y is
-    [n_heads * rows]. `scratch` is any tensor, for a binding that is not used.
+    [n_heads * rows]. In a row of x a head's part begins `x_stride` words behind the one before.
     """
-    assert stack.n_rows % n_heads == 0 and x.offset % 4 == 0 and x.stride % 4 == 0 < x.stride
+    assert stack.n_rows % n_heads == 0 and x_stride % 4 == 0 < x_stride
     numbers = {
         **group_numbers([stack]),
         **dict.fromkeys(("rows_end0", "rows_end1", "n_rows"), stack.n_rows // n_heads),
-        **{"x_offset": x.offset // 4, "x_stride": x.stride // 4},
+        "x_stride": x_stride // 4,
     }
     bound = {
-        "x": x.tensor.rows(op.n_rows, x.offset, (n_heads - 1) * x.stride + stack.n_columns),
+        "x": x.rows(op.n_rows, 0, (n_heads - 1) * x_stride + stack.n_columns),
         "y": y.rows(op.n_rows, 0, stack.n_rows),
-        "norm_partials": scratch.part(0, 0),
+        "norm_partials": x.part(0, 0),
     }
     _append_matvec(op, [stack], numbers, bound, n_heads=n_heads)
 

@@ -21,23 +21,22 @@ __all__ = ["FAMILIES", "RmsNormCase"]
 
 @dataclass(frozen=True)
 class RmsNormCase(RowCase):
-    """Checks `width` values from word `x_offset` on, of size `size`, normalised with `eps`."""
+    """Checks `width` values of size `size`, normalised with `eps`."""
 
     tuning: Tuning
     width: int
-    x_offset: int = 0
     size: float = 1.0
     eps: float = 1e-6
 
     def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
         rng = np.random.default_rng(self.width)
-        x = np.full((N_DRAWN, self.x_offset + self.width + 3), np.nan, np.float32)
-        parts = x[:, self.x_offset : self.x_offset + self.width]
+        x = np.full((N_DRAWN, self.width + 3), np.nan, np.float32)
+        parts = x[:, : self.width]
         parts[:] = self.size * rng.standard_normal((N_DRAWN, self.width))
         gain = rng.uniform(-2.0, 2.0, self.width).astype(np.float32)
         x_ref, y_ref = batch.tensor("x", x.shape[1]), batch.tensor("y", self.width + 2)
         address = runner.place(gain)
-        rms_norm(op, x_ref, y_ref, self.width, address, self.eps, x_offset=self.x_offset)
+        rms_norm(op, x_ref, y_ref, self.width, address, self.eps)
 
         def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
             found, wanted = words[0], twins.rms_norm(parts[row], gain, self.eps)
@@ -48,7 +47,7 @@ class RmsNormCase(RowCase):
 
 
 def _rms_norm(setting: Setting) -> Iterator[Trial]:
-    case = RmsNormCase(setting.tuning, 1531, x_offset=5)
+    case = RmsNormCase(setting.tuning, 1531)
     yield trial(case, RowsCase(case))
 
 

@@ -88,10 +88,8 @@ def rms_norm(
     width: int,
     gain: int,
     eps: float,
-    *,
-    x_offset: int = 0,
 ) -> None:
-    """Append y[:width] = v / sqrt(mean(v^2) + eps) * gain, where v is x[x_offset:][:width].
+    """Append y[:width] = v / sqrt(mean(v^2) + eps) * gain, where v is x[:width].
 
     x and y are of each row of the batch. `gain` is the address of f32 [width].
     """
@@ -100,10 +98,10 @@ def rms_norm(
             f"rms_norm{op.tuning.reduce_suffix}",
             {
                 **vars(op.tuning),
-                **{"gain": gain, "x_offset": x_offset, "width": width, "eps": eps},
+                **{"gain": gain, "x_offset": 0, "width": width, "eps": eps},
                 **{"x_pitch": x.row_words, "y_pitch": y.row_words},
             },
-            {"x": x.rows(op.n_rows, x_offset, width), "y": y.rows(op.n_rows, 0, width)},
+            {"x": x.rows(op.n_rows, 0, width), "y": y.rows(op.n_rows, 0, width)},
             (1, 1, op.n_rows),
             op.label,
             reads=(memory_range(gain, 4 * width),),
