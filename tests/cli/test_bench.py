@@ -116,9 +116,9 @@ def test_nothing_is_transferred_to_the_cpu(run: Run, cpu_native: None) -> None:
 def test_decode_stops_at_a_wrong_kernel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = ((KernelClass("matvec", "Q4_K", "many", "long"), Launch(8, 3)),)
 
-    def spoilt(variant: Variant, device: Device, own: Tuning, timed: bool) -> Iterator[Case]:
+    def spoilt(variant: Variant, device: Device, own: Tuning) -> Iterator[Case]:
         assert own.launches == measured, "the engine's own tuning"
-        for case in run_variant(variant, device, own, timed):
+        for case in run_variant(variant, device, own):
             yield replace(case, ok=False, where="logits [3]")
 
     def tuned(info: DeviceInfo, source: str) -> Tuning:

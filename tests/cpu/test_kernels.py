@@ -32,7 +32,7 @@ def test_what_the_self_test_asks_of_shaders_holds_here(native: Any, family: str)
     assert bool(variants) == (family in native.kernels()) != (family in NOT_HERE)
     with CpuDevice(2) as device:
         for variant in variants:
-            cases = list(run_variant(variant, device, choose_tuning(info), timed=False))
+            cases = list(run_variant(variant, device, choose_tuning(info)))
             assert cases and all(case.ok for case in cases), [c for c in cases if not c.ok]
 
 

@@ -17,6 +17,7 @@ from tests.kernels.tunings import (
 )
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
+from vkmoe.kernels import inputs
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.inputs import WEIGHT_TYPES, random_rows
 from vkmoe.kernels.matvec.cases import EmbedCase, MatvecCase, ResidualCase
@@ -198,3 +199,11 @@ def test_workgroup_sizes_of_embed(runner: Runner, workgroup_size: int) -> None:
 
 def test_a_vocabulary_of_one(runner: Runner) -> None:
     EmbedCase(Tuning("blocks", 8, 8, False), "F32", 1, 32, (0, 1)).run(runner).verify()
+
+
+@every_type
+def test_large_matrices_repeat_their_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = random_rows(kind, 3, 256, np.random.default_rng(1))
+    monkeypatch.setattr(inputs, "DISTINCT_BYTES", 3 * few.shape[1])
+    many = random_rows(kind, 8, 256, np.random.default_rng(1))
+    np.testing.assert_array_equal(many, np.concatenate([few, few, few])[:8])

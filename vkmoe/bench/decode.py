@@ -204,7 +204,7 @@ def _check(
     n_cases = 0
     for name in variants:
         output.progress(f"checking {name}")
-        for case in run_variant(Variant.parse(name), engine.device, engine.tuning, timed=False):
+        for case in run_variant(Variant.parse(name), engine.device, engine.tuning):
             n_cases += 1
             if not case.ok:
                 raise WrongResultError(f"{case.name} is wrong: {case.where}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.gpu.backend import Backend, Buffer
-from vkmoe.gpu.device import Device, Intent, translate_errors
+from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 SENTINEL = 0x7FC0DEAD  # a NaN pattern: what a dispatch that did not run leaves behind
 STAGING_BYTES = 1 << 20
-N_TIMED = 5  # runs of which the shortest counts
 Words = NDArray[np.uint32]
 
 
@@ -99,21 +98,6 @@ class Runner(Closing):
     ) -> _native.Recording:
         """Make a recording that runs on what the tensors hold; see `Backend.record`."""
         return self._backend.record(program, barriers, timed)
-
-    def nanoseconds(self, program: Program) -> int | None:
-        """Measure the shortest time the device took for a program, on what its tensors hold.
-
-        None if it has no timestamps. Raises GpuError where it has written none.
-        """
-        if not self.device.native.has_timestamps():
-            return None
-        recording, times = self.record(program, timed=True), []
-        for _ in range(N_TIMED):
-            self._backend.run(recording)
-            with translate_errors("reading timestamps"):
-                start, end = recording.timestamps()
-            times.append(end - start)
-        return min(times)
 
     def close(self) -> None:
         self._recordings.clear()

@@ -116,7 +116,6 @@ class Prepared(NamedTuple):
     program: Program
     outputs: Sequence[TensorRef]
     rounds: Sequence[tuple[Inputs, Compare]]
-    n_bytes: int = 0  # that it must read or copy, where its speed is of interest
 
 
 class KernelCase(ABC):
@@ -137,13 +136,6 @@ class KernelCase(ABC):
         """Return the outputs of the first round, nothing compared."""
         ready = self.prepare(runner)
         return runner.run(ready.program, ready.rounds[0][0], *ready.outputs)
-
-    def time(self, runner: Runner) -> float | None:
-        """Measure GB per second on the device, if it has timestamps."""
-        ready = self.prepare(runner)
-        runner.run(ready.program, ready.rounds[0][0])
-        runtime = runner.nanoseconds(ready.program)
-        return ready.n_bytes / runtime if runtime else None
 
 
 def _element(found: Numbers, wanted: Numbers, at: int) -> str:

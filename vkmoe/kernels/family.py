@@ -1,7 +1,7 @@
 """This module says what a family of kernels is: what is compared of it, and what is measured.
 
-A family is declared beside its cases. Trials are small shapes for comparison and larger ones for
-speed, the works are the same cases in the shapes of real models.
+A family is declared beside its cases. Trials are small shapes for comparison, the works are the
+same cases in the shapes of real models, for speed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, NamedTuple, get_args
 
-from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, KernelCase
 from vkmoe.kernels.launches import ColumnClass, KernelClass, Launch, MatvecFamily, RowClass
@@ -22,13 +21,7 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import device_row_bytes
 
 __all__ = [
-    "ALL_SLOTS",
-    "CPU_BYTES",
-    "GPU_BYTES",
-    "INNER",
     "MIXED_TYPE",
-    "N_SLOTS",
-    "WIDTH",
     "Family",
     "Setting",
     "Setup",
@@ -41,11 +34,7 @@ __all__ = [
     "weights_work",
 ]
 
-# Weights read by a measured dispatch: on GPUs more than their caches hold (up to 128 MiB).
-CPU_BYTES, GPU_BYTES = 2 << 20, 256 << 20
 MIXED_TYPE = "Q4_K"  # the one whose gate goes with an up of another type in every mapping
-WIDTH, INNER, N_SLOTS = 2048, 768, 4  # of the measured shapes
-ALL_SLOTS = tuple(range(N_SLOTS))
 
 
 class Setting(NamedTuple):
@@ -53,16 +42,6 @@ class Setting(NamedTuple):
 
     axis: str
     tuning: Tuning
-    info: DeviceInfo
-
-    @property
-    def measured_bytes(self) -> int:
-        return CPU_BYTES if self.info.is_cpu else GPU_BYTES
-
-    def rows_of(self, n_columns: int, n_matrices: int) -> int:
-        """Count rows per matrix so that all matrices together have the measured size."""
-        row_bytes = device_row_bytes(self.axis, n_columns, self.info.layout)
-        return max(1, self.measured_bytes // n_matrices // row_bytes)
 
 
 def forms_of(family: MatvecFamily, kind: str) -> Iterator[KernelClass]:
@@ -78,16 +57,15 @@ def launched(tuning: Tuning, kernel: KernelClass, launch: Launch) -> Tuning:
 
 
 class Trial(NamedTuple):
-    """Names comparisons that give one result, each with a runner of its own, and what is timed."""
+    """Names comparisons that give one result, each with a runner of its own."""
 
     what: str
     compares: Sequence[Callable[[Runner], Checks]]
-    timed: KernelCase | None = None
 
 
-def trial(*cases: KernelCase | RowsCase, what: str = "", timed: KernelCase | None = None) -> Trial:
+def trial(*cases: KernelCase | RowsCase, what: str = "") -> Trial:
     """Return the trial of some cases."""
-    return Trial(what, [case.run for case in cases], timed)
+    return Trial(what, [case.run for case in cases])
 
 
 class Variant(NamedTuple):

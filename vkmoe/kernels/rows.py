@@ -66,7 +66,6 @@ class Rowed(NamedTuple):
     params: Callable[[RowBatch], Words] | None = None  # where the program reads them
     inert: Mapping[TensorRef, int] = {}  # words that inert rows of an input hold, where not NaN
     others: Sequence[TensorRef] = ()  # outputs that are not by rows, for `compare` alone
-    n_bytes: int = 0  # that must be read
 
     def given(self, batch: RowBatch) -> Inputs:
         """Return the inputs of a batch."""
@@ -105,7 +104,7 @@ class RowCase(KernelCase):
         rounds = []
         for batch in batches:
             rounds.append((first.given(batch), partial(first.compare, batch.rows[0])))
-        return Prepared(program, (*first.outputs, *first.others), rounds, first.n_bytes)
+        return Prepared(program, (*first.outputs, *first.others), rounds)
 
     def run_batch(self, runner: Runner, batch: RowBatch) -> list[Words]:
         """Return the words of each output: [rows of the batch, words of a row]."""

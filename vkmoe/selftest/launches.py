@@ -131,7 +131,7 @@ class _Tuner:
         families: tuple[str, ...] = (kernel.family,)
         if thorough and kernel.family in KEEPING:
             families += (KEEPING[kernel.family],)
-        setting = Setting(kernel.type, launched(self._table, kernel, launch), self._device.info)
+        setting = Setting(kernel.type, launched(self._table, kernel, launch))
         for family in families:
             for trial in FAMILIES[family].trials(setting):
                 for compare in trial.compares if thorough else trial.compares[:1]:

@@ -35,7 +35,7 @@ _LAUNCHED_AS: dict[str, MatvecFamily] = {name: name for name in get_args(MatvecF
 
 @dataclass(frozen=True)
 class Case:
-    """Holds a result: `error` in the unit of `limit`, GB of weights per second where measured.
+    """Holds a result: `error` in the unit of `limit`.
 
     `where` names what is wrong: which output, which element, what was expected there.
     """
@@ -44,7 +44,6 @@ class Case:
     ok: bool
     error: float
     limit: float
-    gigabytes_per_second: float | None
     where: str = ""
 
 
@@ -104,27 +103,22 @@ def run(device: str | None, only: str = "") -> Iterator[Case]:
             yield from run_variant(variant, opened, own)
 
 
-def run_variant(
-    variant: Variant, device: Device, own: Tuning, timed: bool = True
-) -> Iterator[Case]:
+def run_variant(variant: Variant, device: Device, own: Tuning) -> Iterator[Case]:
     """Run the cases of a variant in every launch that it has in the device's `own` tuning.
 
-    A variant of an unknown family is a failure of its own. Those that `own` selects are `timed`.
+    A variant of an unknown family is a failure of its own.
     """
     family = FAMILIES.get(variant.family)
     if family is None:
-        yield Case(f"{variant.name} has no case", False, 1.0, 0.0, None)
+        yield Case(f"{variant.name} has no case", False, 1.0, 0.0)
         return
     tuning = selecting(variant, own)
     for what, each in _ways(variant, tuning).items():
-        for trial in family.trials(Setting(variant.axis, each, device.info)):
-            worst, speed = _compared(variant, trial, device), None
-            if timed and each == own and trial.timed and worst.ok:
-                with Runner(device) as runner:
-                    speed = trial.timed.time(runner)
+        for trial in family.trials(Setting(variant.axis, each)):
+            worst = _compared(variant, trial, device)
             name = " ".join(filter(None, (variant.name, trial.what, what)))
             where = "" if worst.ok else worst.what + worst.where
-            yield Case(name, worst.ok, worst.error, worst.limit, speed, where)
+            yield Case(name, worst.ok, worst.error, worst.limit, where)
 
 
 def _compared(variant: Variant, trial: Trial, device: Device) -> Check:

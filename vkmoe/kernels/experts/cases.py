@@ -26,11 +26,7 @@ from vkmoe.kernels.experts.spans import DOWN, GATE, UP, PlacedExperts, Use
 from vkmoe.kernels.experts.twins import activated, silu
 from vkmoe.kernels.experts.twins import expert_down as down_twin
 from vkmoe.kernels.family import (
-    ALL_SLOTS,
-    INNER,
     MIXED_TYPE,
-    N_SLOTS,
-    WIDTH,
     Family,
     Setting,
     Setup,
@@ -111,9 +107,7 @@ class GateUpCase(_ExpertCase):
             checks.close_where_finite("act", found, wanted, magnitude)
             checks.untouched("the word behind act", words[0][-1:])
 
-        n_bytes = experts.n_slots * (experts.shape.gate.n_bytes + experts.shape.up.n_bytes)
-        rowed = Rowed(source.inputs, (act,), compare, n_bytes=n_bytes)
-        return experts, self._rowed(runner, experts, rowed)
+        return experts, self._rowed(runner, experts, Rowed(source.inputs, (act,), compare))
 
     def _twin(self, experts: PlacedExperts, source: NormedInput, row: int) -> tuple[Wide, Wide]:
         """Compute the wanted values of a row, and how far each may be off."""
@@ -172,8 +166,7 @@ class DownCase(_ExpertCase):
             sizes = np.abs(weights[there]).astype(np.float64) @ (terms + np.abs(biases[there]))
             left.compare(checks, words, wanted, np.abs(before) + sizes)
 
-        n_bytes = n_slots * experts.shape.down.n_bytes
-        rowed = Rowed({act_ref: act, **left.inputs}, left.outputs, compare, n_bytes=n_bytes)
+        rowed = Rowed({act_ref: act, **left.inputs}, left.outputs, compare)
         return experts, self._rowed(runner, experts, rowed)
 
 
@@ -181,23 +174,20 @@ class DownCase(_ExpertCase):
 
 
 class _Uses(NamedTuple):
-    """Lists what the experts' kernels are compared with in all types and in one, and timed with."""
+    """Lists what the experts' kernels are compared with in all types, and in one."""
 
     all_types: tuple[Use, ...]
     one_type: tuple[Use, ...]
-    timed: Use
 
 
 _PLAIN = _Uses(
     (Use(6, 3), Use(6, 1, routed=False)),
     (Use(6, 3, biased=True), Use(6, 1, routed=False, weight_slot=4)),
-    Use(N_SLOTS, N_SLOTS),
 )
 _OF_ROWS = Use(4, 4, biased=True)
 _KEEPING = _Uses(
     (Use(6, 3, kept=(0, 2)),),
     (Use(6, 3, kept=(0, 2), biased=True),),
-    Use(N_SLOTS, N_SLOTS, kept=ALL_SLOTS),
 )
 
 
@@ -206,8 +196,7 @@ def _gate_up(setting: Setting, uses: _Uses) -> Iterator[Trial]:
     # Gate and up in one dispatch have half the rows each: two at least, so that they can be mixed.
     kind, tuning = setting.axis, replace(setting.tuning, rows=max(4, setting.tuning.rows))
     cases = [GateUpCase(tuning, (kind, kind), use, 5, 512) for use in uses.all_types]
-    large = GateUpCase(tuning, (kind, kind), uses.timed, setting.rows_of(WIDTH, 2 * N_SLOTS), WIDTH)
-    yield trial(*cases, timed=large)
+    yield trial(*cases)
     if uses is _PLAIN:
         rows = replace(cases[0], use=_OF_ROWS)
         yield trial(cases[0], RowsCase(rows, PAIR), what="rows of a batch")
@@ -220,10 +209,9 @@ def _gate_up(setting: Setting, uses: _Uses) -> Iterator[Trial]:
 
 def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:
     """Compare down; of one type also with biases, and as a shared expert with a weight."""
-    kind, tuning, _ = setting
+    kind, tuning = setting
     cases = [DownCase(tuning, kind, use, 13, n_columns) for use in uses.all_types]
-    large = DownCase(tuning, kind, uses.timed, setting.rows_of(INNER, N_SLOTS), INNER)
-    yield trial(*cases, timed=large)
+    yield trial(*cases)
     if uses is _PLAIN:
         rows = RowsCase(replace(cases[0], use=_OF_ROWS), PAIR)
         yield trial(cases[0], rows, what="rows of a batch")

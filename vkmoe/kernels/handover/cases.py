@@ -102,7 +102,7 @@ class JoinCase(RowCase):
                 checks.untouched(ref.name, found)
 
         inputs = {given: values, **left.inputs}
-        return Rowed(inputs, left.outputs, compare, lambda of: of.params(), n_bytes=12 * self.width)
+        return Rowed(inputs, left.outputs, compare, lambda of: of.params())
 
 
 def _find_experts(setting: Setting) -> Iterator[Trial]:

@@ -25,7 +25,6 @@ from vkmoe.kernels.experts.operations import ExpertShape
 from vkmoe.kernels.experts.spans import DOWN, GATE, UP, Spans, span_layout
 from vkmoe.kernels.family import (
     MIXED_TYPE,
-    WIDTH,
     Family,
     Setting,
     Setup,
@@ -146,8 +145,7 @@ class MatmulCase(KernelCase):
 
         inputs = {x_at.tensor: x_words, self.batch.params: self.batch.params_words()}
         inputs |= {y_at.tensor: y_words} if self.residual else {}
-        n_bytes = sum(p.matrix.n_bytes for p in placed)
-        return Prepared(program, (y_at.tensor,), [(inputs, compare)], n_bytes)
+        return Prepared(program, (y_at.tensor,), [(inputs, compare)])
 
     def _values(self, placed: Sequence[Placed]) -> Floats:
         """Return the weights of all matrices: [n_rows, n_columns]."""
@@ -271,8 +269,7 @@ class ExpertMatmulCase(KernelCase):
             checks.untouched("y behind the pairs", words[0][n_pairs * self.n_rows :])
 
         inputs = {x_ref: x, **experts.inputs}
-        n_bytes = len(np.unique(experts.ids)) * experts.read_bytes
-        return Prepared(program, (y_ref,), [(inputs, compare)], n_bytes)
+        return Prepared(program, (y_ref,), [(inputs, compare)])
 
     def _pairs_x(self, ids: NDArray[np.int64]) -> Floats:
         """Draw x of every pair: [n_pairs, n_columns]."""
@@ -344,12 +341,6 @@ class _Experts:
         self.inputs = {batch.params: batch.params_words()}
         self.inputs |= {lists.tiles: words, lists.sorted: pairs} if case.n_used else {}
 
-    @property
-    def read_bytes(self) -> int:
-        """Count the bytes of an expert that are read."""
-        shape = self._shape
-        return shape.gate.n_bytes + shape.up.n_bytes + shape.down.n_bytes
-
     def gate_up(self, x: Floats) -> tuple[Wide, Wide]:
         """Compute the wanted values, and how far each may be off."""
         of_pairs = np.repeat(x, self.ids.shape[1], axis=0)
@@ -388,16 +379,14 @@ class _Experts:
 
 
 _BATCH = Batch(tuple(range(11)), n_spare=2)  # in groups of 8 and 4 columns
-_TIMED_ROWS = tuple(range(32))
 
 
 def _matmul(setting: Setting) -> Iterator[Trial]:
     """Compare with as many rows as take two groups of columns, not all of the program's."""
-    kind, tuning, _ = setting
+    kind, tuning = setting
     segments = ((kind, 37), (kind, 5))
     case = MatmulCase(tuning, segments, 768, _BATCH, biased=True, gap=4)
-    large = MatmulCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, Batch(_TIMED_ROWS))
-    yield trial(case, HeadsMatmulCase(tuning, kind, 2, 11, 256, _BATCH), timed=large)
+    yield trial(case, HeadsMatmulCase(tuning, kind, 2, 11, 256, _BATCH))
 
 
 def _matmul_residual(setting: Setting) -> Iterator[Trial]:
@@ -407,7 +396,7 @@ def _matmul_residual(setting: Setting) -> Iterator[Trial]:
 
 def _expert_gate_up_tiles(setting: Setting) -> Iterator[Trial]:
     """Compare routed experts and a fixed one; of one type also as gpt-oss has it."""
-    kind, tuning, _ = setting
+    kind, tuning = setting
     case = ExpertMatmulCase(tuning, (kind, kind), 21, 512, _BATCH, 6, 3)
     yield trial(case, replace(case, n_experts=1, n_used=0))
     if kind == MIXED_TYPE:

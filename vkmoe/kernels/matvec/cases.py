@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import WIDTH, Family, Setting, Setup, Trial, Work, trial, weights_work
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial, weights_work
 from vkmoe.kernels.inputs import LeftState, NormedInput, Placed, multiplied, place_matrix
 from vkmoe.kernels.launches import kernel_class
 from vkmoe.kernels.matvec import twins
@@ -73,8 +73,7 @@ class MatvecCase(RowCase):
             checks.close_where_finite("y", found, wanted + biases, magnitude)
             checks.untouched("the word behind y", words[0][-1:])
 
-        n_bytes = sum(item.matrix.n_bytes for item in placed)
-        return Rowed(source.inputs, (y,), compare, n_bytes=n_bytes)
+        return Rowed(source.inputs, (y,), compare)
 
 
 def _biases(n_rows: int, biased: bool) -> Floats:
@@ -120,7 +119,7 @@ class ResidualCase(RowCase):
             left.compare(checks, words, wanted, np.abs(before) + sizes + np.abs(biases))
 
         inputs = {source.x_ref: source.x, **left.inputs}
-        return Rowed(inputs, left.outputs, compare, n_bytes=placed.matrix.n_bytes)
+        return Rowed(inputs, left.outputs, compare)
 
 
 @dataclass(frozen=True)
@@ -192,21 +191,19 @@ class EmbedCase(RowCase):
 
 
 def _matvec(setting: Setting) -> Iterator[Trial]:
-    kind, tuning, _ = setting
+    kind, tuning = setting
     yield trial(
         MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3, biased=True),
         MatvecCase(replace(tuning, rows=1), ((kind, 1),), 256),
         HeadsCase(tuning, kind, 3, 11, 512, x_gap=4),
         RowsCase(MatvecCase(tuning, ((kind, 6),), 512, n_partials=37, biased=True), PAIR),
-        timed=MatvecCase(tuning, ((kind, setting.rows_of(WIDTH, 1)),), WIDTH, 1),
     )
 
 
 def _matvec_residual(setting: Setting) -> Iterator[Trial]:
-    kind, tuning, _ = setting
-    large = ResidualCase(tuning, kind, setting.rows_of(WIDTH, 1), WIDTH)
+    kind, tuning = setting
     case = ResidualCase(tuning, kind, 13, 512, biased=True)
-    yield trial(case, RowsCase(case, PAIR), timed=large)
+    yield trial(case, RowsCase(case, PAIR))
 
 
 def _embed(setting: Setting) -> Iterator[Trial]:

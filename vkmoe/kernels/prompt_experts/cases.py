@@ -19,18 +19,7 @@ from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import (
-    CPU_BYTES,
-    GPU_BYTES,
-    N_SLOTS,
-    WIDTH,
-    Family,
-    Setting,
-    Setup,
-    Trial,
-    Work,
-    trial,
-)
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
 from vkmoe.kernels.matmul.operations import TILE_HEADER_WORDS, TILE_WORDS
 from vkmoe.kernels.memory.operations import GROUP_BYTES as COPIED_BYTES
 from vkmoe.kernels.prompt_experts import twins
@@ -267,7 +256,7 @@ class BringCase(KernelCase):
             checks.equal("homes", runner.fetch(from_, homes.size).reshape(homes.shape), homes)
 
         inputs = {tiles.brought: ways}
-        return Prepared(program, (), [(inputs, compare)], len(brought) * (part.stop - part.start))
+        return Prepared(program, (), [(inputs, compare)])
 
 
 @dataclass(frozen=True)
@@ -311,8 +300,7 @@ class CombineCase(KernelCase):
             **{hidden_ref: hidden, out_ref: expert_out, shared_ref: shared},
         }
         compare = partial(self._compare, hidden, expert_out.reshape(n_rows, -1, width), shared)
-        n_bytes = hidden.nbytes * (2 + (self.shared is not None)) + expert_out.nbytes
-        return Prepared(program, (hidden_ref,), [(inputs, compare)], n_bytes)
+        return Prepared(program, (hidden_ref,), [(inputs, compare)])
 
     @property
     def _elsewhere(self) -> NDArray[np.bool_]:
@@ -350,16 +338,14 @@ def _expert_tiles(setting: Setting) -> Iterator[Trial]:
     rows = RowsInUse(RouterShape(60, 4), 77, 71)
     cases = [TilesCase(setting.tuning, rows, columns=8, clears=clears) for clears in (False, True)]
     cases.append(TilesCase(setting.tuning, rows, columns=8, picks=True))
-    if setting.info.layout == "planes":  # a CPU reads experts where they are
+    if setting.tuning.layout == "planes":  # a CPU reads experts where they are
         cases += [replace(case, brings=True) for case in (cases[0], cases[-1])]
     yield trial(*cases)
 
 
 def _bring_experts(setting: Setting) -> Iterator[Trial]:
-    n_bytes, tuning = CPU_BYTES if setting.info.is_cpu else GPU_BYTES // 4, setting.tuning
-    large = BringCase(tuning, n_bytes // N_SLOTS, N_SLOTS, N_SLOTS)
-    small = [BringCase(tuning, 2 * COPIED_BYTES + 16 * 67, 8, 3, index, 1) for index in (1, 2)]
-    yield trial(*small, timed=large)
+    n_bytes = 2 * COPIED_BYTES + 16 * 67
+    yield trial(*(BringCase(setting.tuning, n_bytes, 8, 3, index, 1) for index in (1, 2)))
 
 
 def _combine_rows(setting: Setting) -> Iterator[Trial]:
@@ -368,8 +354,7 @@ def _combine_rows(setting: Setting) -> Iterator[Trial]:
     cases = [CombineCase(tuning, few, 300, use) for use in (None, False, True)]
     cases.append(CombineCase(tuning, few, 300, True, partial=True))
     cases += [CombineCase(tuning, few, 300, True, partial, picks=True) for partial in (False, True)]
-    large = RowsInUse(RouterShape(128, 8), 64, 64)
-    yield trial(*cases, timed=CombineCase(tuning, large, WIDTH))
+    yield trial(*cases)
 
 
 # ----- what is measured -----
