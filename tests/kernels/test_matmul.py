@@ -14,7 +14,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import KernelCase
 from vkmoe.kernels.inputs import WEIGHT_TYPES
 from vkmoe.kernels.launches import Tile
-from vkmoe.kernels.matmul.cases import Batch, ExpertMatmulCase, HeadsMatmulCase, MatmulCase
+from vkmoe.kernels.matmul.cases import Batch, ExpertMatmulCase, MatmulCase
 from vkmoe.kernels.tuning import Tuning
 
 PLAIN = [
@@ -76,7 +76,8 @@ def test_gaps_and_biases(runner: Runner, tuning: Tuning) -> None:
 
 @by_mapping
 def test_heads(runner: Runner, tuning: Tuning) -> None:
-    HeadsMatmulCase(tuning, "Q8_0", 3, 41, 96, rows(*range(9), spare=2)).run(runner).verify()
+    batch = rows(*range(9), spare=2)
+    MatmulCase(tuning, (("Q8_0", 41),), 96, batch, gap=4, n_heads=3).run(runner).verify()
 
 
 @every_type
@@ -119,12 +120,13 @@ def test_all_rows_choose_the_same_experts(
 
 @every_type
 def test_nothing_overflows_in_f16_and_errors_are_bounded(runner: Runner, kind: str) -> None:
-    """Numbers from 1e-30 to 1e30, outliers, sums of one sign, zeros; as one head, for the bound.
+    """Numbers from 1e-30 to 1e30, outliers, sums of one sign, zeros; as heads, for the bound.
 
     Where the device has no float16, the mappings take turns.
     """
     tuning = HALF if HALF in TUNINGS else tuning_of(kind, 0)
-    HeadsMatmulCase(tuning, kind, 1, 67, 512, Hard(tuple(range(14)))).run(runner).verify()
+    batch = Hard(tuple(range(14)))
+    MatmulCase(tuning, ((kind, 33),), 512, batch, n_heads=2).run(runner).verify()
 
 
 # ----- the law -----

@@ -8,7 +8,7 @@ from tests.kernels.tunings import MAPPINGS, SIZES, tuning_for
 from vkmoe.gpu.program import MEMORY, Program, Range, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.matvec.cases import HeadsCase, MatvecCase, ResidualCase
+from vkmoe.kernels.matvec.cases import MatvecCase, ResidualCase
 from vkmoe.kernels.matvec.operations import Matrix, matvec, matvec_heads, matvec_residual
 from vkmoe.kernels.norms.operations import NormOutput
 from vkmoe.kernels.tuning import Tuning
@@ -23,15 +23,16 @@ def test_heads(runner: Runner, suffix: str) -> None:
     """The last workgroup of a head has fewer rows than it could. The self-test has all types."""
     i = MAPPINGS.index(suffix)
     tuning = tuning_for(suffix, SIZES[i], 3 + i)
-    HeadsCase(tuning, KINDS[i], 1 + 4 * i, 7 + 5 * i, 512, 4 * i).run(runner).verify()
+    segments = ((KINDS[i], 7 + 5 * i),)
+    MatvecCase(tuning, segments, 512, n_heads=2 + 4 * i, gap=4 * i).run(runner).verify()
 
 
 @both_mappings
 def test_shapes_of_deepseek(runner: Runner, tuning: Tuning) -> None:
     """k_b reads the first 128 of a head's 192 values, v_b a latent vector of 512 per head."""
-    HeadsCase(tuning, "Q8_0", 5, 512, 128, x_gap=64).run(runner).verify()
+    MatvecCase(tuning, (("Q8_0", 512),), 128, n_heads=5, gap=64).run(runner).verify()
     with Runner(runner.device) as other:
-        HeadsCase(tuning, "Q4_K", 3, 128, 512).run(other).verify()
+        MatvecCase(tuning, (("Q4_K", 128),), 512, n_heads=3).run(other).verify()
 
 
 def test_heads_declare_what_they_touch() -> None:

@@ -25,7 +25,7 @@ from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape, choose_s
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.cases import DownCase, GateUpCase
 from vkmoe.kernels.experts.spans import Use
-from vkmoe.kernels.matvec.cases import HeadsCase, MatvecCase, ResidualCase
+from vkmoe.kernels.matvec.cases import MatvecCase, ResidualCase
 from vkmoe.kernels.router.cases import RouterCase
 from vkmoe.kernels.router.operations import (
     Landing,
@@ -56,8 +56,8 @@ def of_matrices(tuning: Tuning, *segments: tuple[str, int]) -> MatvecCase:
     return MatvecCase(tuning, segments, 512, n_partials=37, biased=True)
 
 
-def of_heads(tuning: Tuning, kind: str) -> HeadsCase:
-    return HeadsCase(tuning, kind, 3, 11, 256, x_gap=8)
+def of_heads(tuning: Tuning, kind: str) -> MatvecCase:
+    return MatvecCase(tuning, ((kind, 11),), 256, n_heads=3, gap=8)
 
 
 @every_mapping

@@ -51,7 +51,7 @@ from vkmoe.kernels.prompt_experts.twins import expert_tiles
 from vkmoe.kernels.shapes import TINY
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "Batch", "ExpertMatmulCase", "HeadsMatmulCase", "MatmulCase", "tile_lists"]
+__all__ = ["FAMILIES", "Batch", "ExpertMatmulCase", "MatmulCase", "tile_lists"]
 ROUND = 2  # of tiles: as if experts had been brought
 TYPICAL_LIMIT = 2.0**-9  # of errors that f16 leaves in sums of random products
 
@@ -100,8 +100,8 @@ class Batch:
 class MatmulCase(KernelCase):
     """Checks matrices [(type, rows)] of `n_columns` times the rows of a batch.
 
-    With `residual` there is one matrix, and what is in y is added to. `gap` words lie between
-    rows, of x and y.
+    With `residual` there is one matrix, and what is in y is added to; with `n_heads` one for each
+    part of x. `gap` words lie between rows of y, and between parts of x.
     """
 
     tuning: Tuning
@@ -111,119 +111,79 @@ class MatmulCase(KernelCase):
     residual: bool = False
     biased: bool = False
     gap: int = 0
+    n_heads: int = 1
 
     def prepare(self, runner: Runner) -> Prepared:
-        rng = np.random.default_rng(0)
+        rng, n_heads, batch = np.random.default_rng(0), self.n_heads, self.batch
         placed = [
-            place_matrix(runner, kind, n_rows, self.n_columns, rng)
+            place_matrix(runner, kind, n_heads * n_rows, self.n_columns, rng)
             for kind, n_rows in self.segments
         ]
-        n_rows = sum(n_rows for _, n_rows in self.segments)
+        matrices = [item.matrix for item in placed]
+        n_rows = sum(matrix.n_rows for matrix in matrices)
         biases = (self.biased * rng.standard_normal(n_rows)).astype(np.float32)
         bias = runner.place(biases) if self.biased else 0
-        x, before = self.batch.draw(self.n_columns, 0), self.batch.draw(n_rows, 1000)
-        x_words, x_at = self._padded(x)
-        y_words, y_at = self._padded(before if self.residual else None, n_rows)
+        x = batch.draw(n_heads * self.n_columns, 0).reshape(-1, n_heads, self.n_columns)
+        before = batch.draw(n_rows, 1000)
+        (x_words, x_at), (y_words, y_at) = self._padded("x", x), self._padded("y", before[:, None])
         program = Program("matmul")
-        op, params = self.batch.op(program, self.tuning), self.batch.params
+        op, params = batch.op(program, self.tuning), batch.params
         if self.residual:
-            matmul_residual(op, placed[0].matrix, x_at, y_at, params, bias=bias)
+            matmul_residual(op, matrices[0], x_at, y_at, params, bias=bias)
+        elif n_heads > 1:
+            matmul_heads(op, matrices[0], n_heads, x_at, y_at, params)
         else:
-            matmul(op, [p.matrix for p in placed], x_at, y_at, params, bias=bias)
+            matmul(op, matrices, x_at, y_at, params, bias=bias)
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
-            wanted, sizes = self._twin(placed, x, biases)
+            wanted, sizes, chance = self._twin(placed, x, biases)
             if self.residual:
                 wanted, sizes = wanted + before, sizes + np.abs(before)
-            found = self._rows_in_use(words[0], y_at.stride)[:, :n_rows].view(np.float32)
+            found = self._in_use(words[0], y_at)[:, 0, :n_rows].view(np.float32)
             checks.close("y", found, wanted, sizes)
-            if self.tuning.half_tiles:
-                _check_typical(checks, found - wanted, self._values(placed), x)
+            if self.tuning.half_tiles and n_heads == 1:
+                _check_typical(checks, found - wanted, chance)
             others = np.array(words[0])
-            self._rows_in_use(others, y_at.stride)[:, :n_rows] = SENTINEL
+            self._in_use(others, y_at)[:, 0, :n_rows] = SENTINEL
             checks.untouched("y elsewhere", others)
 
-        inputs = {x_at.tensor: x_words, self.batch.params: self.batch.params_words()}
+        inputs = {x_at.tensor: x_words, batch.params: batch.params_words()}
         inputs |= {y_at.tensor: y_words} if self.residual else {}
         return Prepared(program, (y_at.tensor,), [(inputs, compare)])
 
-    def _values(self, placed: Sequence[Placed]) -> Floats:
-        """Return the weights of all matrices: [n_rows, n_columns]."""
-        shapes = ((item.matrix.n_rows, self.n_columns) for item in placed)
-        return np.concatenate(
-            [np.resize(p.values, shape) for p, shape in zip(placed, shapes, strict=True)]
-        )
-
-    def _twin(self, placed: Sequence[Placed], x: Floats, biases: Floats) -> tuple[Wide, Wide]:
-        """Compute the wanted products of all matrices, and how far each may be off."""
-        wanted, sizes, first = [], [], 0
+    def _twin(self, placed: Sequence[Placed], x: Floats, biases: Floats) -> tuple[Wide, Wide, Wide]:
+        """Compute the wanted products of all matrices, how far each may be off at most, and the
+        sums of squares that say how far they are by chance.
+        """
+        wanted, sizes, chances, first = [], [], [], 0
         for item in placed:
-            values = np.resize(item.values, (item.matrix.n_rows, self.n_columns))
+            shape = (self.n_heads, item.matrix.n_rows // self.n_heads, self.n_columns)
             rounded = multiplied(self.tuning, item.matrix.type, x)
-            bias = biases[first : first + len(values)]
-            wanted.append(twins.matmul(values, rounded, bias))
-            sizes.append(_sizes(self.tuning, values, rounded, bias))
-            first += len(values)
-        return np.concatenate(wanted, axis=1), np.concatenate(sizes, axis=1)
-
-    def _padded(self, rows: Floats | None, width: int = 0) -> tuple[Words, RowParts]:
-        """Put rows in use between words that are not read; none: such words alone."""
-        stride = (width or self.n_columns) + self.gap
-        words = np.full(self.batch.most * stride + 1, SENTINEL, np.uint32)
-        if rows is not None:
-            parts = self._rows_in_use(words, stride)
-            parts[:, : rows.shape[1]] = rows.view(np.uint32)
-        name = "y" if width else "x"
-        return words, RowParts(TensorRef(name, len(words)), stride)
-
-    def _rows_in_use(self, words: Words, stride: int) -> Words:
-        return words[: len(self.batch.rows) * stride].reshape(-1, stride)
-
-
-@dataclass(frozen=True)
-class HeadsMatmulCase(KernelCase):
-    """Checks `n_heads` matrices [n_rows, n_columns] times the heads of the rows of a batch."""
-
-    tuning: Tuning
-    type: str
-    n_heads: int
-    n_rows: int
-    n_columns: int
-    batch: Batch
-    x_gap: int = 4  # words between the heads of x
-
-    def prepare(self, runner: Runner) -> Prepared:
-        rng = np.random.default_rng(0)
-        n_rows, head_stride = self.n_heads * self.n_rows, self.n_columns + self.x_gap
-        placed = place_matrix(runner, self.type, n_rows, self.n_columns, rng)
-        parts = self.batch.draw(self.n_heads * self.n_columns, 0)
-        parts = parts.reshape(-1, self.n_heads, self.n_columns)
-        x = np.full((self.batch.most, self.n_heads, head_stride), np.nan, np.float32)
-        x[: len(parts), :, : self.n_columns] = parts
-        x_ref, y_ref = TensorRef("x", x.size), TensorRef("y", self.batch.most * n_rows + 1)
-        program = Program("matmul_heads")
-        matmul_heads(
-            self.batch.op(program, self.tuning),
-            placed.matrix,
-            self.n_heads,
-            RowParts(x_ref, self.n_heads * head_stride, head_stride=head_stride),
-            RowParts(y_ref, n_rows),
-            self.batch.params,
+            for head, values in enumerate(np.resize(item.values, shape)):
+                bias = biases[first : first + len(values)]
+                wanted.append(twins.matmul(values, rounded[:, head], bias))
+                sizes.append(_sizes(self.tuning, values, rounded[:, head], bias))
+                squares = (np.square(each.astype(np.float64)) for each in (values, x[:, head]))
+                chances.append(twins.matmul(*squares))
+                first += len(values)
+        return (
+            np.concatenate(wanted, axis=1),
+            np.concatenate(sizes, axis=1),
+            np.concatenate(chances, axis=1),
         )
 
-        def compare(checks: Checks, words: Sequence[Words]) -> None:
-            weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
-            rounded = multiplied(self.tuning, self.type, parts)
-            wanted = twins.matmul_heads(weights, rounded)
-            found = words[0][: wanted.size].view(np.float32).reshape(wanted.shape)
-            heads = range(self.n_heads)
-            of_heads = [_sizes(self.tuning, weights[h], rounded[:, h]) for h in heads]
-            sizes = np.stack(of_heads, axis=1)
-            checks.close("y of heads", found, wanted, sizes)
-            checks.untouched("y behind the rows in use", words[0][wanted.size :])
+    def _padded(self, name: str, rows: Floats) -> tuple[Words, RowParts]:
+        """Put rows in use [n, n_parts, width] between words that are not read."""
+        part = rows.shape[2] + self.gap
+        words = np.full(self.batch.most * rows.shape[1] * part + 1, SENTINEL, np.uint32)
+        at = RowParts(TensorRef(name, len(words)), rows.shape[1] * part, part)
+        self._in_use(words, at)[..., : rows.shape[2]] = rows.view(np.uint32)
+        return words, at
 
-        inputs = {x_ref: x, self.batch.params: self.batch.params_words()}
-        return Prepared(program, (y_ref,), [(inputs, compare)])
+    def _in_use(self, words: Words, at: RowParts) -> Words:
+        """View the rows in use: [n, n_parts, words of a part]."""
+        end = len(self.batch.rows) * at.stride
+        return words[:end].reshape(len(self.batch.rows), -1, at.head_stride)
 
 
 @dataclass(frozen=True)
@@ -282,12 +242,11 @@ def _sizes(tuning: Tuning, weights: Floats, x: Floats, bias: Floats | float = 0.
     return sizes + twins.half_bound(weights, x) / SUM_LIMIT if tuning.half_tiles else sizes
 
 
-def _check_typical(checks: Checks, errors: Wide, weights: Floats, x: Floats) -> None:
+def _check_typical(checks: Checks, errors: Wide, chance: Wide) -> None:
     """Check that errors of f16 are what they are by chance, far below the sure bound.
 
     Of products in random signs rounding leaves about 2^-11 of the root of the sum of squares.
     """
-    chance = twins.matmul(np.square(weights.astype(np.float64)), np.square(x.astype(np.float64)))
     typical = np.sqrt(np.mean(np.square(errors) / np.maximum(chance, np.finfo(float).tiny)))
     checks.close("typical error of y", np.array([typical]), np.zeros(1), 1.0, TYPICAL_LIMIT)
 
@@ -386,7 +345,7 @@ def _matmul(setting: Setting) -> Iterator[Trial]:
     kind, tuning = setting
     segments = ((kind, 37), (kind, 5))
     case = MatmulCase(tuning, segments, 768, _BATCH, biased=True, gap=4)
-    yield trial(case, HeadsMatmulCase(tuning, kind, 2, 11, 256, _BATCH))
+    yield trial(case, MatmulCase(tuning, ((kind, 11),), 256, _BATCH, gap=4, n_heads=2))
 
 
 def _matmul_residual(setting: Setting) -> Iterator[Trial]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vkmoe.kernels.matvec.twins import Floats
 
-__all__ = ["expert_matmul", "half_bound", "matmul", "matmul_heads"]
+__all__ = ["expert_matmul", "half_bound", "matmul"]
 
 HALF_UNIT = 2.0**-11  # what rounding to f16 changes a number by, over the number
 
@@ -23,15 +23,6 @@ def matmul(weights: Floats, x: Floats, bias: Floats | float = 0.0) -> NDArray[np
     """
     result: NDArray[np.float64] = x.astype(np.float64) @ weights.astype(np.float64).T + bias
     return result
-
-
-def matmul_heads(weights: Floats, x: Floats) -> NDArray[np.float64]:
-    """Multiply each head's part of x by its weights: [n, n_heads, n_rows].
-
-    weights [n_heads, n_rows, n_columns], x [n, n_heads, n_columns].
-    """
-    heads = [matmul(weights[h], x[:, h]) for h in range(len(weights))]
-    return np.stack(heads, axis=1)
 
 
 def half_bound(weights: Floats, x: Floats) -> NDArray[np.float64]:

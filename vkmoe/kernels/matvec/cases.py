@@ -23,7 +23,7 @@ from vkmoe.kernels.rows import N_DRAWN, PAIR, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants.types import Bytes
 
-__all__ = ["FAMILIES", "EmbedCase", "HeadsCase", "MatvecCase", "ResidualCase"]
+__all__ = ["FAMILIES", "EmbedCase", "MatvecCase", "ResidualCase"]
 
 Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
@@ -34,7 +34,8 @@ class MatvecCase(RowCase):
     """Checks matrices [(type, rows)] of `n_columns` times one x, plus biases if it is `biased`.
 
     `n_partials` 0: without the norm. `file_rows` are given matrices in place of random ones. Rows
-    with a value that is not finite are left out.
+    with a value that is not finite are left out. With `n_heads` there is one matrix for each part
+    of x, and `gap` words that are NaN lie behind each part.
     """
 
     tuning: Tuning
@@ -43,30 +44,32 @@ class MatvecCase(RowCase):
     n_partials: int = 0
     biased: bool = False
     file_rows: tuple[Bytes, ...] = ()
+    n_heads: int = 1
+    gap: int = 0
 
     def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
-        rng = np.random.default_rng(0)
-        source = NormedInput(batch, self.n_columns, self.n_partials, rng)
+        rng, n_heads, stride = np.random.default_rng(0), self.n_heads, self.n_columns + self.gap
+        source = NormedInput(batch, n_heads * stride, self.n_partials, rng)
+        parts_of_x = source.x.reshape(N_DRAWN, n_heads, stride)
+        parts_of_x[..., self.n_columns :] = np.nan
         placed = [
-            place_matrix(runner, kind, n_rows, self.n_columns, rng, rows)
+            place_matrix(runner, kind, n_heads * n_rows, self.n_columns, rng, rows)
             for (kind, n_rows), rows in zip(
                 self.segments, self.file_rows or [None] * len(self.segments), strict=True
             )
         ]
-        n_rows = sum(n_rows for _, n_rows in self.segments)
+        matrices = [item.matrix for item in placed]
+        n_rows = sum(matrix.n_rows for matrix in matrices)
         biases = _biases(n_rows, self.biased)
-        y = batch.tensor("y", n_rows + 1)
-        matvec(
-            op,
-            [item.matrix for item in placed],
-            source.x_ref,
-            y,
-            source.norm if self.n_partials else None,
-            bias=runner.place(biases) if self.biased else 0,
-        )
+        y, bias = batch.tensor("y", n_rows + 1), runner.place(biases) if self.biased else 0
+        if n_heads > 1:
+            matvec_heads(op, matrices[0], n_heads, source.x_ref, stride, y)
+        else:
+            norm = source.norm if self.n_partials else None
+            matvec(op, matrices, source.x_ref, y, norm, bias=bias)
 
         def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
-            x, scale = source.x[row], source.scale(row)
+            x, scale = parts_of_x[row, :, : self.n_columns], source.scale(row)
             parts = [_products(self.tuning, item, x, scale) for item in placed]
             wanted, magnitude = (np.concatenate(part) for part in zip(*parts, strict=True))
             found, magnitude = words[0][:-1].view(np.float32), magnitude + np.abs(biases)
@@ -83,11 +86,14 @@ def _biases(n_rows: int, biased: bool) -> Floats:
 
 
 def _products(tuning: Tuning, placed: Placed, x: Floats, scale: float = 1.0) -> tuple[Wide, Wide]:
-    """Compute products [n_rows] and sums of terms' magnitudes; rows that repeat only once."""
-    values, n_rows = placed.values, placed.matrix.n_rows
-    x = multiplied(tuning, placed.matrix.type, x)
-    magnitude = twins.matvec(np.abs(values), np.abs(x), scale)
-    return np.resize(twins.matvec(values, x, scale), n_rows), np.resize(magnitude, n_rows)
+    """Compute products [n_rows] and sums of terms' magnitudes; rows that repeat only once.
+
+    x [n_heads, n_columns].
+    """
+    values = placed.values.reshape(len(x), -1, x.shape[1])
+    x, n_rows = multiplied(tuning, placed.matrix.type, x), placed.matrix.n_rows
+    magnitude = scale * twins.matvec_heads(np.abs(values), np.abs(x))
+    return np.resize(scale * twins.matvec_heads(values, x), n_rows), np.resize(magnitude, n_rows)
 
 
 @dataclass(frozen=True)
@@ -115,45 +121,11 @@ class ResidualCase(RowCase):
             before = left.before[row]
             x = multiplied(self.tuning, self.type, source.x[row])
             wanted = twins.matvec_residual(values, x, before, left.gain, biases)
-            _, sizes = _products(self.tuning, placed, source.x[row])
+            _, sizes = _products(self.tuning, placed, source.x[row : row + 1])
             left.compare(checks, words, wanted, np.abs(before) + sizes + np.abs(biases))
 
         inputs = {source.x_ref: source.x, **left.inputs}
         return Rowed(inputs, left.outputs, compare)
-
-
-@dataclass(frozen=True)
-class HeadsCase(RowCase):
-    """Checks `n_heads` matrices [n_rows, n_columns]; x has NaN between and behind parts."""
-
-    tuning: Tuning
-    type: str
-    n_heads: int
-    n_rows: int
-    n_columns: int
-    x_gap: int = 0  # words between the parts
-
-    def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
-        rng = np.random.default_rng(0)
-        n_rows, stride = self.n_heads * self.n_rows, self.n_columns + self.x_gap
-        placed = place_matrix(runner, self.type, n_rows, self.n_columns, rng)
-        drawn = rng.standard_normal((N_DRAWN, self.n_heads, self.n_columns)).astype(np.float32)
-        parts = np.full((N_DRAWN, self.n_heads, stride), np.nan, np.float32)
-        parts[..., : self.n_columns] = drawn
-        x = parts.reshape(N_DRAWN, -1)
-        x_ref, y_ref = batch.tensor("x", x.shape[1]), batch.tensor("y", n_rows + 1)
-        matvec_heads(op, placed.matrix, self.n_heads, x_ref, stride, y_ref)
-
-        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
-            weights = placed.values.reshape(self.n_heads, self.n_rows, self.n_columns)
-            rounded = multiplied(self.tuning, self.type, drawn[row])
-            wanted = twins.matvec_heads(weights, rounded)
-            found = words[0][:-1].view(np.float32).reshape(wanted.shape)
-            magnitude = twins.matvec_heads(np.abs(weights), np.abs(rounded))
-            checks.close("y of heads", found, wanted, magnitude)
-            checks.untouched("the word behind y", words[0][-1:])
-
-        return Rowed({x_ref: x}, (y_ref,), compare)
 
 
 @dataclass(frozen=True)
@@ -195,7 +167,7 @@ def _matvec(setting: Setting) -> Iterator[Trial]:
     yield trial(
         MatvecCase(tuning, ((kind, 5), (kind, 3), (kind, 7)), 768, n_partials=3, biased=True),
         MatvecCase(replace(tuning, rows=1), ((kind, 1),), 256),
-        HeadsCase(tuning, kind, 3, 11, 512, x_gap=4),
+        MatvecCase(tuning, ((kind, 11),), 512, n_heads=3, gap=4),
         RowsCase(MatvecCase(tuning, ((kind, 6),), 512, n_partials=37, biased=True), PAIR),
     )
 
@@ -234,7 +206,7 @@ def _matvec_works(setup: Setup) -> Iterator[Work]:
         latent, n_heads = shapes.latent, shapes.latent.n_heads
         heads = {"k": (latent.kv_rank, latent.nope_dim), "v": (latent.value_dim, latent.kv_rank)}
         for what, (n_rows, n_columns) in heads.items():
-            stack = HeadsCase(tuning, kind, n_heads, n_rows, n_columns)
+            stack = MatvecCase(tuning, ((kind, n_rows),), n_columns, n_heads=n_heads)
             text = f"{n_heads} x {n_rows} x {n_columns}"
             form = n_heads * n_rows, n_columns
             yield weights_work(setup, f"heads of {what}", text, stack.run, form)
