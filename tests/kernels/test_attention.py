@@ -1,6 +1,7 @@
-"""attention and attention_combine against their twins: shapes, positions, splits, both caches.
+"""Attention of tokens, grouped and latent, against its twins: shapes, positions, splits, caches.
 
-Windows and sinks: test_attention_windows.py.
+Windows and sinks: test_attention_windows.py. What latent attention alone has:
+test_latent_attention.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.attention.caches import cache_row
-from vkmoe.kernels.attention.cases import AttentionCase, qwen3_shape
+from vkmoe.kernels.attention.cases import AttentionCase, deepseek2_shape, qwen3_shape
 from vkmoe.kernels.attention.shapes import (
     AttentionShape,
     AttentionSplit,
@@ -31,7 +32,7 @@ CPU_TUNING = Tuning("blocks", 8, 8, False)
 GPU_TUNING = Tuning("lanes", 64, 4, False)
 both_mappings = pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["blocks", "lanes"])
 
-SHAPES = {
+SHAPES: dict[str, AttentionShape | LatentShape] = {
     "qwen3": qwen3_shape(),
     "qwen3 f32": qwen3_shape(kv_types=both("f32")),
     "group 1, full norm": qwen3_shape(
@@ -58,7 +59,14 @@ SHAPES = {
     "group 16, 256": qwen3_shape(
         n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256, kv_types=both("f32")
     ),
+    "64 + 32": deepseek2_shape(),
+    "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
+    "56 + 24, q8_0": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q8_0"),
+    "96 + 32, one head": deepseek2_shape(n_heads=1, kv_rank=96),
+    "40 + 8, five heads": deepseek2_shape(n_heads=5, kv_rank=40, rope_dim=8, nope_dim=0),
+    "24 + 16, many heads": deepseek2_shape(n_heads=128, kv_rank=24, rope_dim=16, kv_type="f32"),
 }
+of_either_kind = pytest.mark.parametrize("name", ["qwen3", "64 + 32"])
 POSITIONS = (0, 1, 31, 32, 63, 64, 95, 150)
 
 
@@ -90,7 +98,7 @@ def test_teams_that_are_subgroups(device: Device, runner: Runner, name: str) -> 
     shape = SHAPES[name]
     tuning = replace(CPU_TUNING, subgroup_size=device.info.subgroup_size)
     split = choose_split(shape, tuning, n_splits=3)
-    assert split.subgroup == (shape.head_dim // 8 % device.info.subgroup_size == 0)
+    assert split.subgroup == (shape.value_dim // 8 % device.info.subgroup_size == 0)
     run_positions(runner, shape, split)
 
 
@@ -103,17 +111,23 @@ def test_teams_that_are_subgroups(device: Device, runner: Runner, name: str) -> 
         "partial halves, 160",
         "K q8_0, V f16, 80",
         "K f32, V q8_0, 96",
+        "64 + 32",
+        "96 + 32, one head",
+        "40 + 8, five heads",
     ],
 )
 def test_gpu_mapping(runner: Runner, name: str) -> None:
-    """Several teams per workgroup, lanes left over, heads of one group in several workgroups."""
+    """Several teams per workgroup, lanes left over, heads of one group in several workgroups, lanes
+    with more of a row than of a value.
+    """
     shape = SHAPES[name]
     run_positions(runner, shape, choose_split(shape, GPU_TUNING))
 
 
-def test_several_subgroups(device: Device, runner: Runner) -> None:
+@pytest.mark.parametrize("name", ["qwen3 f32", "64 + 32, f32"])
+def test_several_subgroups(device: Device, runner: Runner, name: str) -> None:
     """Two teams that are subgroups, and the same variant where teams and subgroups differ."""
-    shape = SHAPES["qwen3 f32"]
+    shape = SHAPES[name]
     size = device.info.subgroup_size
     split = choose_split(shape, replace(CPU_TUNING, workgroup_size=2 * size, subgroup_size=size))
     assert split.subgroup
@@ -121,19 +135,21 @@ def test_several_subgroups(device: Device, runner: Runner) -> None:
     run_positions(runner, shape, replace(split, team_lanes=4))
 
 
-def test_decoding_in_order(runner: Runner) -> None:
+@of_either_kind
+def test_decoding_in_order_and_back(runner: Runner, name: str) -> None:
     """Every position from 0 past the end of a small context, each reading what the last appended.
 
-    Positions beyond the context are clamped to its last row.
+    Positions beyond the context are clamped to its last row; a prompt can start over earlier.
     """
-    shape = qwen3_shape(context=70)
+    shape = replace(SHAPES[name], context=70)
     case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2), 0)
-    for position in range(72):
+    for position in (*range(72), 12, 13):
         step(case, position, case.token())
 
 
-def test_replay_leaves_the_same_bits(runner: Runner) -> None:
-    shape = SHAPES["qwen3"]
+@of_either_kind
+def test_replay_leaves_the_same_bits(runner: Runner, name: str) -> None:
+    shape = SHAPES[name]
     case = AttentionCase(runner, shape, choose_split(shape, GPU_TUNING), 120)
     token = case.token()
     np.testing.assert_array_equal(step(case, 120, token), step(case, 120, token))
@@ -224,9 +240,12 @@ def test_a_block_with_a_value_that_is_no_number_is_none(runner: Runner) -> None:
     assert np.isnan(row[32:]).all() and np.isfinite(row[:32]).all()
 
 
-def test_large_scores_do_not_overflow(runner: Runner) -> None:
+@pytest.mark.parametrize(
+    "shape", [qwen3_shape(norm="none", kv_types=both("f32")), SHAPES["64 + 32, f32"]]
+)
+def test_large_scores_do_not_overflow(runner: Runner, shape: AttentionShape | LatentShape) -> None:
     """A running maximum that keeps rising by hundreds."""
-    shape = qwen3_shape(norm="none", scale=30.0, kv_types=both("f32"))
+    shape = replace(shape, scale=30.0)
     case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING, n_splits=1), 40)
     step(case, 40, case.token())
 
@@ -241,10 +260,11 @@ def test_split_borders() -> None:
 
 
 @both_mappings
-def test_the_context_has_no_say_in_the_split(tuning: Tuning) -> None:
+@of_either_kind
+def test_the_context_has_no_say_in_the_split(tuning: Tuning, name: str) -> None:
     """Splits are sums of their own: a larger cache must not cut the same positions otherwise."""
-    splits = {choose_split(qwen3_shape(context=n), tuning) for n in (1, 33, 100, 4096, 1 << 17)}
-    assert len(splits) == 1
+    shapes = (replace(SHAPES[name], context=n) for n in (1, 33, 100, 4096, 1 << 17))
+    assert len({choose_split(shape, tuning) for shape in shapes}) == 1
 
 
 def test_choices_fit_in_shared_memory() -> None:
