@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from tests.samples import sampled
-from vkmoe.bench.clock import time_recording
 from vkmoe.errors import GpuError
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import backend, kernels
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.program import Program
-from vkmoe.gpu.runner import Runner
+from vkmoe.gpu.runner import Runner, time_recording
 from vkmoe.kernels.comparison import Checks
 from vkmoe.kernels.families import FAMILIES, selecting
 from vkmoe.kernels.family import Variant

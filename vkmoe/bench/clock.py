@@ -7,7 +7,6 @@ hold goes before each dispatch. A GPU's roofline is a copy, a CPU's what its thr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,10 +20,10 @@ from vkmoe.cpu.reads import host_bytes, host_reads
 from vkmoe.errors import VkmoeError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Recording
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import measure_link
 from vkmoe.gpu.program import Dispatch, Program
-from vkmoe.gpu.runner import Runner
+from vkmoe.gpu.runner import Flush, Runner, Times, time_recording
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.kernels.comparison import Check, Checks
 from vkmoe.kernels.logits.cases import EMPTIEST
@@ -35,12 +34,10 @@ __all__ = [
     "LinkRows",
     "Memory",
     "Roofline",
-    "Times",
     "WrongResultError",
     "check_or_raise",
     "clock_of",
     "last_dispatch",
-    "time_recording",
     "timed_in_turns",
 ]
 
@@ -58,36 +55,6 @@ class WrongResultError(VkmoeError):
 
 
 # ----- timing a recording -----
-
-
-class Times(NamedTuple):
-    """Holds the seconds of each repeat: wall from submit to the end of the wait, and on the GPU."""
-
-    wall: list[float]
-    device: list[float]  # empty where the recording has no timestamps
-
-
-def time_recording(
-    device: Device,
-    recording: Recording,
-    repeats: int,
-    timed: bool = True,
-    queue: str = "compute",
-    before: Recording | None = None,
-) -> Times:
-    """Submit `repeats` times. `before` is run, unmeasured, ahead of each (to flush caches)."""
-    times = Times([], [])
-    with translate_errors("timing a recording"):
-        for _ in range(repeats):
-            if before is not None:
-                device.native.submit(before).wait()
-            started = time.perf_counter()
-            device.native.submit(recording, queue).wait()
-            times.wall.append(time.perf_counter() - started)
-            if timed:
-                first, last = recording.timestamps()
-                times.device.append((last - first) / 1e9)
-    return times
 
 
 def timed_in_turns(
@@ -147,10 +114,7 @@ class Clock(Closing):
 
     def __init__(self, device: Device, repeats: int, memory: Memory) -> None:
         self.device, self._repeats, self._memory = device, repeats, memory
-        self._scratch = device.allocate("device", memory.flush_bytes, "flush")
-        recorder = device.native.recorder()
-        recorder.fill(self._scratch, 0, self._scratch.size, 0)
-        self._flush = recorder.finish()
+        self._flush = Flush(device, memory.flush_bytes)
         self.mode = clock_of(device)
         self._timed = device.native.has_timestamps()  # a CPU reads the wall's clock for them
         self._empty_submit = 0.0
@@ -168,7 +132,7 @@ class Clock(Closing):
         return f"wall: submit and wait, less an empty submit ({1e6 * self._empty_submit:.1f} us)"
 
     def close(self) -> None:
-        self._scratch.close()
+        self._flush.close()
 
     def dispatch_us(self, runner: Runner, dispatch: Dispatch) -> Summary:
         """Time a dispatch that a runner has run, alone, in microseconds."""
@@ -245,7 +209,7 @@ class Clock(Closing):
     def _seconds(self, recording: Recording) -> list[float]:
         """Take the repeats, after a run that warms up."""
         timed, n_times = self._timed, 1 + self._repeats
-        times = time_recording(self.device, recording, n_times, timed, before=self._flush)
+        times = time_recording(self.device, recording, n_times, timed, before=self._flush.recording)
         overhead, found = (0.0, times.device) if timed else (self._empty_submit, times.wall)
         return [max(took - overhead, MIN_SECONDS) for took in found[1:]]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.bench.clock import MIB, WrongResultError, clock_of, time_recording
+from vkmoe.bench.clock import MIB, WrongResultError, clock_of
 from vkmoe.bench.environment import link_under_load
 from vkmoe.bench.measure import MIN_REPEATS, Row, percentile, summarise
 from vkmoe.bench.reads import measure_in_place
@@ -22,6 +22,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Buffer, Recording
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed, measure_link
+from vkmoe.gpu.runner import time_recording
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.placement.forecast.cost import miss_seconds
 from vkmoe.placement.forecast.measured import measure_gather

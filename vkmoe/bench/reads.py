@@ -9,24 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.bench.clock import (
-    MIB,
-    Memory,
-    Times,
-    check_or_raise,
-    time_recording,
-    timed_in_turns,
-)
+from vkmoe.bench.clock import MIB, Memory, check_or_raise, timed_in_turns
 from vkmoe.bench.measure import Mode, Row, summarise
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Buffer, Recording
 from vkmoe.gpu.device import EXCLUDED, Device, translate_errors, vulkan_errors
-from vkmoe.gpu.runner import Runner
+from vkmoe.gpu.runner import Flush, Runner, Times, time_recording
 from vkmoe.kernels.matvec.cases import MatvecCase
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.quants import device_row_bytes
@@ -108,23 +102,15 @@ class _Arm(NamedTuple):
 def measure_reads(device: Device, settings: Settings) -> dict[str, Any]:
     """Measure GB/s by type of weights, memory type and size, by device and by wall clock."""
     tuning = choose_tuning(device.info)
-    flush_bytes = Memory.of(device.info).flush_bytes
-    scratch = device.allocate("device", flush_bytes, "flush")
-    recorder = device.native.recorder()
-    recorder.fill(scratch, 0, flush_bytes, 0)
-    flush = recorder.finish()
     rows: list[Row] = []
     left_out: list[str] = []
-    for type_name in READ_TYPES:
-        for mib in settings.read_mib:
-            case = _case(tuning, type_name, mib)
-            with ExitStack() as stack:
-                arms = [*_arms(device, case, stack, left_out)]
-                recordings = [arm.recording for arm in arms]
-                taken = timed_in_turns(device, recordings, settings.repeats, flush)
-                for arm, times in zip(arms, taken, strict=True):
-                    rows += _rows(arm, times)
-    scratch.close()
+    for type_name, mib in product(READ_TYPES, settings.read_mib):
+        with Flush(device, Memory.of(device.info).flush_bytes) as flush, ExitStack() as stack:
+            arms = [*_arms(device, _case(tuning, type_name, mib), stack, left_out)]
+            recordings = [arm.recording for arm in arms]
+            taken = timed_in_turns(device, recordings, settings.repeats, flush.recording)
+            for arm, times in zip(arms, taken, strict=True):
+                rows += _rows(arm, times)
     return {"rows": rows, "left_out": left_out, "tuning": str(tuning)}
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vkmoe.bench.clock import MIB, check_or_raise, time_recording, timed_in_turns
+from vkmoe.bench.clock import MIB, check_or_raise, timed_in_turns
 from vkmoe.bench.measure import Row, percentile, summarise
 from vkmoe.gpu.backend import Recording
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.program import Program
-from vkmoe.gpu.runner import Runner
+from vkmoe.gpu.runner import Runner, time_recording
 from vkmoe.kernels.logits.cases import EMPTIEST
 
 if TYPE_CHECKING:

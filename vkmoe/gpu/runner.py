@@ -1,4 +1,5 @@
-"""Runs small programs on given arrays, and returns what they wrote: for tests and benchmarks.
+"""Runs small programs on given arrays, returns what they wrote, times recordings: for tests and
+benchmarks.
 
 Owns the arrays it places and one `Backend`, so that programs that name the same tensors share
 their kernels. Does not compare anything.
@@ -6,15 +7,16 @@ their kernels. Does not compare anything.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
-from vkmoe.gpu.backend import Backend, Buffer
-from vkmoe.gpu.device import Device, Intent
+from vkmoe.gpu.backend import Backend, Buffer, Recording
+from vkmoe.gpu.device import Device, Intent, translate_errors
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
 
@@ -113,3 +115,46 @@ class Runner(Closing):
         recording = self._backend.record(program)
         self._recordings.append((program, recording))
         return recording
+
+
+class Times(NamedTuple):
+    """Holds the seconds of each repeat: wall from submit to the end of the wait, and on the GPU."""
+
+    wall: list[float]
+    device: list[float]  # empty where the recording has no timestamps
+
+
+def time_recording(
+    device: Device,
+    recording: Recording,
+    repeats: int,
+    timed: bool = True,
+    queue: str = "compute",
+    before: Recording | None = None,
+) -> Times:
+    """Submit `repeats` times. `before` is run, unmeasured, ahead of each (to flush caches)."""
+    times = Times([], [])
+    with translate_errors("timing a recording"):
+        for _ in range(repeats):
+            if before is not None:
+                device.native.submit(before).wait()
+            started = time.perf_counter()
+            device.native.submit(recording, queue).wait()
+            times.wall.append(time.perf_counter() - started)
+            if timed:
+                first, last = recording.timestamps()
+                times.device.append((last - first) / 1e9)
+    return times
+
+
+class Flush(Closing):
+    """Owns memory whose filling takes the place of all that caches hold."""
+
+    def __init__(self, device: Device, n_bytes: int) -> None:
+        self._scratch = device.allocate("device", n_bytes, "flush")
+        recorder = device.native.recorder()
+        recorder.fill(self._scratch, 0, n_bytes, 0)
+        self.recording = recorder.finish()
+
+    def close(self) -> None:
+        self._scratch.close()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vkmoe.gpu.device import Device, translate_errors
-from vkmoe.gpu.runner import Runner
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.runner import Flush, Runner, time_recording
 from vkmoe.kernels.families import FAMILIES
 from vkmoe.kernels.family import Setting, launched
 from vkmoe.kernels.launches import KEEPING, KernelClass, Launch
@@ -94,18 +94,11 @@ class _Tuner:
         self._device, self._table = device, choose_tuning(device.info)
         self._timed = device.native.has_timestamps()
         self._right: dict[tuple[str, str, Launch, bool], bool] = {}
-        self._flush: Recording | None = None
-        self._scratch = None
-        if not device.info.is_cpu:
-            self._scratch = device.allocate("device", FLUSH_BYTES, "flush")
-            recorder = device.native.recorder()
-            recorder.fill(self._scratch, 0, FLUSH_BYTES, 0)
-            self._flush = recorder.finish()
+        self._flush = None if device.info.is_cpu else Flush(device, FLUSH_BYTES)
 
     def close(self) -> None:
-        self._flush = None
-        if self._scratch is not None:
-            self._scratch.close()
+        if self._flush is not None:
+            self._flush.close()
 
     def measure(self, kernel: KernelClass, work: MatrixWork) -> Measured | None:
         """Measure a class by one work; None where the table's launch computes wrongly."""
@@ -166,14 +159,6 @@ class _Tuner:
 
     def _seconds(self, recording: Recording) -> float:
         """Run once with cold caches; the device's own clock, or else submit and wait."""
-        with translate_errors("timing a kernel"):
-            submit = self._device.native.submit
-            if self._flush is not None:
-                submit(self._flush).wait()
-            began = time.perf_counter()
-            submit(recording).wait()
-            took = time.perf_counter() - began
-            if not self._timed:
-                return took
-            first, last = recording.timestamps()
-        return max((last - first) / 1e9, 1e-9)
+        flush = self._flush.recording if self._flush else None
+        times = time_recording(self._device, recording, 1, self._timed, before=flush)
+        return max(*times.device, 1e-9) if self._timed else times.wall[0]
