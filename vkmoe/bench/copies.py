@@ -18,15 +18,12 @@ from vkmoe.bench.clock import MIB, WrongResultError, clock_of
 from vkmoe.bench.environment import link_under_load
 from vkmoe.bench.measure import MIN_REPEATS, Row, percentile, summarise
 from vkmoe.bench.reads import measure_in_place
-from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.backend import Buffer, Recording
 from vkmoe.gpu.device import Device
-from vkmoe.gpu.link_speed import LinkSpeed, measure_link
+from vkmoe.gpu.link_speed import measure_link
 from vkmoe.gpu.runner import time_recording
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.placement.forecast.cost import miss_seconds
 from vkmoe.placement.forecast.measured import measure_gather
-from vkmoe.placement.forecast.speeds import Speeds, machine_of
 
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["fit_line", "measure_copies", "measure_link_speeds"]
 
 MATRIX_MIB = 16.0  # of a matvec: some experts at once, as a layer has them
-EXPERT_BYTES = 2_654_208  # of Qwen3-30B-A3B in Q4_K_M, in half of its layers
 PEAK_SHARE = 0.9  # the prefetch chunk is the smallest size that reaches this share of the peak
 
 
@@ -127,10 +123,7 @@ def fit_line(n_bytes: Sequence[float], seconds: Sequence[float]) -> Fit:
 
 
 def measure_link_speeds(device: Device, settings: Settings) -> dict[str, Any]:
-    """Measure GB/s of the ways over the link, and say how it favours a miss to be served.
-
-    Each repeat measures all but the matvecs.
-    """
+    """Measure GB/s of the ways over the link. Each repeat measures all but the matvecs."""
     kernels, uploads = clock_of(device), clock_of(device, "upload")
     speeds, gathers = [], []
     for _ in range(max(settings.repeats, MIN_REPEATS)):
@@ -144,14 +137,4 @@ def measure_link_speeds(device: Device, settings: Settings) -> dict[str, Any]:
         Row("copies host -> device, upload queue", copies, "GB/s", uploads),
         Row("copies host -> device, gather kernel", summarise(gathers), "GB/s", kernels),
     ]
-    speed = LinkSpeed(1e9 * reads.median, 1e9 * copies.median, 1e9 * summarise(gathers).median)
-    return {"rows": rows, "favours": _favoured(device.info, speed)}
-
-
-def _favoured(info: DeviceInfo, speed: LinkSpeed) -> str:
-    """Say how an engine would serve experts without a slot at this speed."""
-    speeds = machine_of(info, Speeds().over_link(speed), 0).speeds
-    read, gather = (miss_seconds(way, EXPERT_BYTES, 1, speeds) for way in ("read", "gather"))
-    way = "gathered ahead of the matvec" if gather < read else "read in place"
-    times = f"{1e6 * read:.0f} us read in place, {1e6 * gather:.0f} gathered"
-    return f"a miss of {EXPERT_BYTES / 1e6:.1f} MB is {way}: {times}"
+    return {"rows": rows}

@@ -194,7 +194,7 @@ def transfer(
     submit    an empty submit, the ways to wait for it, and how late each wakes up
     dispatch  a dispatch of one workgroup, with and without a barrier
     copies    host to device on each queue, and back, by size
-    link      reads of host memory in place beside copies, and what that favours
+    link      reads of host memory in place beside copies
     reads     the matvec with its weights in each type of memory
 
     Name some of these parts to run them alone. For the CPU as a device there is nothing to measure
