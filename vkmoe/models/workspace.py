@@ -19,7 +19,7 @@ from vkmoe.gpu.token_io import param_words
 from vkmoe.kernels.attention.shapes import (
     AttentionShape,
     AttentionSplit,
-    LatentShape,
+    Shape,
     choose_split,
     shape_of,
 )
@@ -35,7 +35,7 @@ from vkmoe.kv_types import KvTypes, row_parts
 class AttentionKernels:
     """Says how a kind of attention runs: its shape, and how that is spread."""
 
-    shape: AttentionShape | LatentShape
+    shape: Shape
     split: AttentionSplit
     tiling: PromptTiling
 

@@ -23,6 +23,7 @@ from vkmoe.kernels.attention.shapes import (
     AttentionShape,
     AttentionSplit,
     LatentShape,
+    Shape,
     choose_split,
     shape_of,
 )
@@ -48,7 +49,6 @@ __all__ = [
 Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 Token = NDArray[np.float32]
-Shape = AttentionShape | LatentShape
 
 QWEN3 = AttentionShape(
     n_heads=8,

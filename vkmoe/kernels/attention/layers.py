@@ -24,7 +24,7 @@ from vkmoe.kernels.attention.operations import (
     attention,
     latent_attention,
 )
-from vkmoe.kernels.attention.shapes import AttentionShape, AttentionSplit, LatentShape
+from vkmoe.kernels.attention.shapes import AttentionShape, AttentionSplit, LatentShape, Shape
 from vkmoe.kernels.comparison import Checks
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.prompt_attention.operations import (
@@ -84,7 +84,7 @@ class Layer(ABC):
     def __init__(
         self,
         runner: Runner,
-        shape: AttentionShape | LatentShape,
+        shape: Shape,
         names: str,
         filled: slice,
         n_regions: int,
@@ -269,7 +269,7 @@ class LatentLayer(Layer):
 
 def layer_of(
     runner: Runner,
-    shape: AttentionShape | LatentShape,
+    shape: Shape,
     filled: slice,
     given: GivenRows,
     sinks: Floats | None = None,

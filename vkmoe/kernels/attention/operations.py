@@ -19,6 +19,7 @@ from vkmoe.kernels.attention.shapes import (
     AttentionShape,
     AttentionSplit,
     LatentShape,
+    Shape,
     shape_numbers,
 )
 from vkmoe.kernels.context import OpContext
@@ -29,7 +30,6 @@ __all__ = [
     "LatentCache",
     "LatentQkv",
     "LayerCache",
-    "Shape",
     "attention",
     "latent_attention",
     "places",
@@ -60,9 +60,6 @@ ATTENTION_COMBINE = kernel(
     "workgroup_size head_dim n_splits",
 )
 WHOLE, APPEND, READ = range(3)  # modes of a dispatch, as attention_cache.glsl numbers them
-
-
-Shape = AttentionShape | LatentShape
 
 
 class LayerCache(ABC):

@@ -23,6 +23,7 @@ __all__ = [
     "AttentionShape",
     "AttentionSplit",
     "LatentShape",
+    "Shape",
     "choose_split",
     "shape_numbers",
     "shape_of",
@@ -167,9 +168,10 @@ class LatentShape:
         return self.context * self.rope_dim * 4
 
 
-def shape_of(
-    mixer: Mixer, context: int, kv_types: KvTypes, eps: float
-) -> AttentionShape | LatentShape:
+Shape = AttentionShape | LatentShape
+
+
+def shape_of(mixer: Mixer, context: int, kv_types: KvTypes, eps: float) -> Shape:
     """Return the shape of a model's attention with so many places in its caches."""
     scale = mixer.scale or mixer.query_dim**-0.5
     if isinstance(mixer, LatentSpec):
@@ -227,11 +229,11 @@ class AttentionSplit:
         """Return the suffix of the SPIR-V variants that run it."""
         return "+subgroup" if self.subgroup else ""
 
-    def partials_words(self, shape: AttentionShape | LatentShape) -> int:
+    def partials_words(self, shape: Shape) -> int:
         """Count the words of the partials tensor [n_heads][n_splits][value_dim + 2]."""
         return shape.n_heads * self.n_splits * (shape.value_dim + 2)
 
-    def shared_bytes(self, shape: AttentionShape | LatentShape) -> int:
+    def shared_bytes(self, shape: Shape) -> int:
         """Count the bytes of shared memory of one workgroup, see attention_state.glsl."""
         n_teams = self.workgroup_size // self.team_lanes
         heads = self.workgroup_heads
@@ -243,16 +245,14 @@ class AttentionSplit:
         own_row_bytes = shape.row_dim // UNIT_DIMS * _raw_bytes(shape)
         return 4 * words + own_row_bytes * len(shape.cache_bytes)
 
-    def check(self, shape: AttentionShape | LatentShape) -> None:
+    def check(self, shape: Shape) -> None:
         """Assert what the kernels assume of a split; choose_split keeps to it."""
         assert self.n_splits <= MAX_SPLITS and self.shared_bytes(shape) <= SHARED_BYTES, self
         assert (shape.value_dim // UNIT_DIMS) % self.team_lanes == 0, (self, shape)
         assert shape.group % self.workgroup_heads == 0, (self, shape)
 
 
-def choose_split(
-    shape: AttentionShape | LatentShape, tuning: Tuning, n_splits: int = 0
-) -> AttentionSplit:
+def choose_split(shape: Shape, tuning: Tuning, n_splits: int = 0) -> AttentionSplit:
     """Choose a split; 0 = enough splits to fill the device.
 
     Teams are as wide as subgroups where those divide a value, so that sums stay in registers; else
@@ -275,9 +275,7 @@ def choose_split(
     raise AssertionError(f"no split of {shape} fits in {SHARED_BYTES} bytes of shared memory")
 
 
-def _teams(
-    shape: AttentionShape | LatentShape, tuning: Tuning, size: int
-) -> Iterator[tuple[int, bool]]:
+def _teams(shape: Shape, tuning: Tuning, size: int) -> Iterator[tuple[int, bool]]:
     """Yield lanes of a team and whether it is a subgroup, the best first."""
     units, subgroup_size = shape.value_dim // UNIT_DIMS, tuning.subgroup_size
     is_known = tuning.required_subgroup_size in (0, subgroup_size)  # Intel's drivers choose another
@@ -286,7 +284,7 @@ def _teams(
     yield max(n for n in _divisors(units) if n <= size), False
 
 
-def _cpu_shares(shape: AttentionShape | LatentShape, lanes: int) -> list[tuple[int, int]]:
+def _cpu_shares(shape: Shape, lanes: int) -> list[tuple[int, int]]:
     """List query heads of a workgroup and positions per step, the best first.
 
     The code unrolls over both, and CPU drivers take seconds to compile more.
@@ -298,9 +296,7 @@ def _cpu_shares(shape: AttentionShape | LatentShape, lanes: int) -> list[tuple[i
     return [(n_heads, n_positions) for n_heads in heads for n_positions in (2, 1)]
 
 
-def _gpu_shares(
-    shape: AttentionShape | LatentShape, lanes: int, tuning: Tuning
-) -> list[tuple[int, int]]:
+def _gpu_shares(shape: Shape, lanes: int, tuning: Tuning) -> list[tuple[int, int]]:
     """List query heads of a workgroup and positions per step, the best first.
 
     A row is read once for all heads of a workgroup, and a step waits once for all its positions:
@@ -326,7 +322,7 @@ def _most_lane_words(tuning: Tuning) -> int:
     return 72  # Intel: 128 registers; and what is not known
 
 
-def _lane_words(shape: AttentionShape | LatentShape, lanes: int, heads: int, positions: int) -> int:
+def _lane_words(shape: Shape, lanes: int, heads: int, positions: int) -> int:
     """Count the registers of a lane for queries, sums, loaded rows and their scores."""
     row_units, value_units = _lane_units(shape, lanes)
     loaded = zip((row_units, value_units), shape.kv_types, strict=True)
@@ -340,12 +336,12 @@ def _unit_words(kv_type: KvType) -> int:
     return UNIT_DIMS * NUMBER_BYTES[kv_type] // 4 + (kv_type == "q8_0")
 
 
-def _raw_bytes(shape: AttentionShape | LatentShape) -> int:
+def _raw_bytes(shape: Shape) -> int:
     """Count the bytes that a unit takes once it is loaded, in either cache: whole 16-byte words."""
     return 32 if "f32" in shape.kv_types else 16
 
 
-def shape_numbers(shape: AttentionShape | LatentShape) -> dict[str, object]:
+def shape_numbers(shape: Shape) -> dict[str, object]:
     """Return what kernels need of a shape, as they name it."""
     norm = {"norm_mode": NORM_MODES[shape.norm]} if isinstance(shape, AttentionShape) else {}
     return {
@@ -359,13 +355,13 @@ def shape_numbers(shape: AttentionShape | LatentShape) -> dict[str, object]:
     }
 
 
-def type_numbers(shape: AttentionShape | LatentShape) -> dict[str, int]:
+def type_numbers(shape: Shape) -> dict[str, int]:
     """Return the constants that tell kernels the types of caches."""
     keys, values = (KV_NUMBERS[kv_type] for kv_type in shape.kv_types)
     return {"k_type": keys, "v_type": values}
 
 
-def _lane_units(shape: AttentionShape | LatentShape, lanes: int) -> tuple[int, int]:
+def _lane_units(shape: Shape, lanes: int) -> tuple[int, int]:
     """Count the units of a row and of a value that one lane works on."""
     return -(-shape.row_dim // UNIT_DIMS // lanes), -(-shape.value_dim // UNIT_DIMS // lanes)
 

@@ -20,7 +20,6 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.attention import twins
 from vkmoe.kernels.attention.cases import (
     CACHES,
-    Shape,
     attention_text,
     deepseek2_shape,
     gpt_oss_shape,
@@ -30,7 +29,7 @@ from vkmoe.kernels.attention.cases import (
     shapes_of,
 )
 from vkmoe.kernels.attention.layers import GivenRows, layer_of
-from vkmoe.kernels.attention.shapes import AttentionShape
+from vkmoe.kernels.attention.shapes import AttentionShape, Shape
 from vkmoe.kernels.comparison import Checks, Inputs, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work

@@ -18,7 +18,6 @@ from vkmoe.kernels.attention.operations import (
     LatentCache,
     LatentQkv,
     LayerCache,
-    Shape,
     places,
 )
 from vkmoe.kernels.attention.shapes import (
@@ -27,6 +26,7 @@ from vkmoe.kernels.attention.shapes import (
     UNIT_DIMS,
     AttentionShape,
     LatentShape,
+    Shape,
     shape_numbers,
 )
 from vkmoe.kernels.context import OpContext
