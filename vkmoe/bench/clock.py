@@ -28,19 +28,6 @@ from vkmoe.gpu.transfer import Transfer
 from vkmoe.kernels.comparison import Check, Checks
 from vkmoe.kernels.logits.cases import EMPTIEST
 
-__all__ = [
-    "MIB",
-    "Clock",
-    "LinkRows",
-    "Memory",
-    "Roofline",
-    "WrongResultError",
-    "check_or_raise",
-    "clock_of",
-    "last_dispatch",
-    "timed_in_turns",
-]
-
 MIB = 1 << 20
 MIN_SECONDS = 1e-8  # of what noise or a coarse clock makes nothing
 N_SUBMITS = 20  # in each repeat

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from vkmoe.bench.measure import Output, Summary, short
 from vkmoe.errors import UsageError
 
-__all__ = ["Change", "changes", "check_alike", "compare", "read_document"]
-
 DIFFERENCES = ("faster", "slower")
 
 

@@ -28,8 +28,6 @@ from vkmoe.placement.forecast.measured import measure_gather
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings
 
-__all__ = ["fit_line", "measure_copies", "measure_link_speeds"]
-
 MATRIX_MIB = 16.0  # of a matvec: some experts at once, as a layer has them
 PEAK_SHARE = 0.9  # the prefetch chunk is the smallest size that reaches this share of the peak
 

@@ -37,8 +37,6 @@ from vkmoe.weights.mapped import kept_type, mapped_bytes, spans_in_file
 from vkmoe.weights.placer import Progress
 from vkmoe.weights.sizes import weight_bytes
 
-__all__ = ["DecodeChoice", "TokenBytes", "best", "greedy", "run", "token_bytes"]
-
 PROMPT = '''\
 def count_words(path):
     """Return how often each word occurs in a file."""

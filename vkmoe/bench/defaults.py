@@ -7,18 +7,6 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = [
-    "COPY_MIB",
-    "DISPATCHES",
-    "LARGEST_MIB",
-    "MODEL",
-    "READ_MIB",
-    "REPEATS",
-    "SUBMITS",
-    "TOKENS",
-    "Default",
-]
-
 T = TypeVar("T")
 
 

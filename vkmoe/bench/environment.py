@@ -22,8 +22,6 @@ from vkmoe.bench.measure import Output
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 
-__all__ = ["describe", "link_under_load", "print_card", "show_card"]
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 PCI = Path("/sys/bus/pci/devices")
 DISPLAY_CLASS = "0x03"

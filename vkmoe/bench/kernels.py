@@ -34,8 +34,6 @@ from vkmoe.models import open_model
 from vkmoe.placement.remembered import tuning_for
 from vkmoe.selftest.suite import compiled_variants, variants_of
 
-__all__ = ["KernelChoice", "run"]
-
 QUICK_TYPES, QUICK_CONTEXT, QUICK_VOCABULARY = ("Q4_K",), 512, 8192
 EXPLANATION = (
     "A line is one dispatch: microseconds [95 % interval of the median], GB/s of the bytes it must",

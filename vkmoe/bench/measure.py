@@ -11,19 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "MIN_REPEATS",
-    "Mode",
-    "Output",
-    "Row",
-    "Summary",
-    "document",
-    "percentile",
-    "resamples",
-    "short",
-    "summarise",
-]
-
 # The clock: round a submit and its wait, the device's own, the CPU time of the calling thread,
 # round something larger, or none at all.
 Mode = Literal["wall", "gpu_timestamp", "thread_time", "host_wall", "count"]

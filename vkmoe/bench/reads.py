@@ -28,8 +28,6 @@ from vkmoe.quants import device_row_bytes
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings
 
-__all__ = ["distinct_types", "measure_in_place", "measure_reads"]
-
 # No room, or a type that holds no storage buffers.
 REFUSED = (
     "VK_ERROR_OUT_OF_DEVICE_MEMORY",

@@ -20,8 +20,6 @@ from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.quants import loaded_type
 from vkmoe.weights.mapped import kept_type
 
-__all__ = ["MODELS", "SIZES", "LatentSizes", "ModelSizes", "shapes_of"]
-
 
 @dataclass(frozen=True)
 class LatentSizes:

@@ -20,8 +20,6 @@ from vkmoe.kernels.logits.cases import EMPTIEST
 if TYPE_CHECKING:
     from vkmoe.bench.transfer import Settings
 
-__all__ = ["measure_dispatches", "measure_submits"]
-
 POLL_NS = 1  # an expected time that is over at once: the wait polls from the start
 BUSY_SECONDS = 0.003
 BUSY_SUBMITS = 20  # per repeat: enough for a p99 that is not one accident

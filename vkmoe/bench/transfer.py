@@ -21,8 +21,6 @@ from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device
 
-__all__ = ["PARTS", "Settings", "TransferChoice", "run"]
-
 EXPLANATION = (
     "A line is a median [95 % interval of it], its unit, the clock that ran, how often it did, the",
     "share of the roofline that the part names, and what was done. All was checked before.",

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
 
-__all__ = ["Check", "Checks", "Inputs", "KernelCase", "Prepared", "Words"]
-
 SUM_LIMIT = 1e-5  # of the sum of |w * x|: what float32 sums in any order may differ by
 
 Numbers = NDArray[np.generic]

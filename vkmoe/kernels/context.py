@@ -8,8 +8,6 @@ from vkmoe.gpu.program import Command, Dispatch, Program, Role
 from vkmoe.kernels.launches import Launch
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["OpContext"]
-
 
 @dataclass(frozen=True)
 class OpContext:

@@ -23,8 +23,6 @@ from vkmoe.kernels.prompt_experts import cases as prompt_experts
 from vkmoe.kernels.router import cases as router
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 
-__all__ = ["FAMILIES", "selecting"]
-
 FAMILIES: dict[str, Family] = {
     **matvec.FAMILIES,
     **norms.FAMILIES,

@@ -20,20 +20,6 @@ from vkmoe.kernels.shapes import KernelShapes
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import device_row_bytes
 
-__all__ = [
-    "MIXED_TYPE",
-    "Family",
-    "Setting",
-    "Setup",
-    "Trial",
-    "Variant",
-    "Work",
-    "forms_of",
-    "launched",
-    "trial",
-    "weights_work",
-]
-
 MIXED_TYPE = "Q4_K"  # the one whose gate goes with an up of another type in every mapping
 
 

@@ -30,22 +30,6 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import FOR_THREADS, can_load, decode, to_device
 from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes
 
-__all__ = [
-    "PARAMS",
-    "WEIGHT_TYPES",
-    "LeftState",
-    "NormedInput",
-    "Placed",
-    "compared_types",
-    "decode_rows",
-    "multiplied",
-    "other_types",
-    "params_words",
-    "place_matrix",
-    "random_rows",
-    "routing_of",
-]
-
 WEIGHT_TYPES = tuple(name for name in TYPES if name in HAS_KERNEL)
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["KEEPING", "KernelClass", "Launch", "MatvecFamily", "RowClass", "Tile", "kernel_class"]
-
 MatvecFamily = Literal["matvec", "matvec_residual", "expert_gate_up", "expert_down"]
 RowClass = Literal["few", "some", "many"]
 ColumnClass = Literal["short", "long"]

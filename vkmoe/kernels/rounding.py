@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from vkmoe.quants import decode
 from vkmoe.quants.types import BY_ID, TYPES, Bytes
 
-__all__ = ["multiply", "rounded"]
-
 Doubles = NDArray[np.float64]
 _LARGEST = 127  # of 8 bits
 # Where a block has the minimum that its weights are counted from, as float16.

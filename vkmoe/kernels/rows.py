@@ -24,8 +24,6 @@ from vkmoe.kernels.comparison import Checks, Inputs, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["ALL", "N_DRAWN", "PAIR", "RowBatch", "RowCase", "Rowed", "RowsCase"]
-
 N_DRAWN = 8  # rows that a case has inputs for
 ALL = tuple(range(N_DRAWN))
 

@@ -8,7 +8,6 @@ from vkmoe.facts import AttentionSpec, ExpertSpec, LatentSpec, Mixer, RopeSpec
 from vkmoe.kernels.router.operations import RouterShape
 from vkmoe.quants import device_row_bytes
 
-__all__ = ["TINY", "KernelShapes"]
 GATHERED_TYPE = "Q8_0"
 
 

@@ -12,8 +12,6 @@ from vkmoe.choices import Layout
 from vkmoe.facts import DeviceInfo
 from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, Tile
 
-__all__ = ["Tuning", "adds_over_subgroups", "choose_tuning", "takes_subgroup_blocks"]
-
 # Rows of a batch that a workgroup takes at once. With more, CPU drivers take seconds to compile a
 # kernel, and Intel's GPUs spill registers.
 _COLUMNS, _CPU_COLUMNS, _INTEL_COLUMNS = 8, 4, 2

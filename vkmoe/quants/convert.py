@@ -15,8 +15,6 @@ from vkmoe.errors import UnsupportedModelError
 from vkmoe.quants.layouts import device_row_bytes, to_device
 from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes, Floats
 
-__all__ = ["can_load", "decode", "lay_out", "loaded_type", "round_q8_0"]
-
 CONVERTED_TYPE = "Q8_0"
 # Weights converted, and decoded, at a time: what that takes stays in the cache.
 CHUNK_WEIGHTS, _DECODED_WEIGHTS = 1 << 16, 1 << 18

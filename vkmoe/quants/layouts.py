@@ -15,8 +15,6 @@ import numpy as np
 from vkmoe.choices import Layout
 from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes
 
-__all__ = ["device_row_bytes", "to_device"]
-
 ROW_ALIGNMENT = 16
 
 

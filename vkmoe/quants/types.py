@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BY_ID", "FOR_THREADS", "HAS_KERNEL", "TYPES", "Bytes", "Floats", "QuantType"]
-
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 

@@ -25,8 +25,6 @@ from vkmoe.selftest.matrices import MatrixWork
 if TYPE_CHECKING:
     from vkmoe.gpu.backend import Recording
 
-__all__ = ["candidates", "choose", "measure_launches"]
-
 MARGIN = 0.03  # by which a newcomer must be faster, besides what the times scatter
 # What a timed case reads: of GPUs enough workgroups for any; caches are flushed before each run.
 CPU_BYTES, GPU_BYTES, FLUSH_BYTES = 1 << 20, 32 << 20, 256 << 20

@@ -23,8 +23,6 @@ from vkmoe.models.tensors import FeedForwardTensors, LayerTensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.quants import device_row_bytes, loaded_type
 
-__all__ = ["MatrixWork", "Works", "common_works", "largest_of_each_class", "works_of"]
-
 COMMON_TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4")
 N_PARTIALS = 512  # of the norm before a matvec: those of width 2048, four rows to a workgroup
 

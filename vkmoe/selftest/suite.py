@@ -25,8 +25,6 @@ from vkmoe.kernels.launches import KEEPING, MatvecFamily
 from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
 from vkmoe.placement.remembered import tuning_for
 
-__all__ = ["Case", "compiled_variants", "run", "run_variant", "runnable", "variants_of"]
-
 # The kernel by whose launches each kernel with dot products runs: itself, or the one it goes with.
 _LAUNCHED_AS: dict[str, MatvecFamily] = {name: name for name in get_args(MatvecFamily)} | {
     keeping: name for name in get_args(MatvecFamily) if (keeping := KEEPING.get(name))

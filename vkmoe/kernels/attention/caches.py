@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from vkmoe.choices import KvType
 from vkmoe.kv_types import BLOCK_DIMS, region_bytes, row_parts
 
-__all__ = ["CacheShape", "KvRows", "cache_row", "rounding_step"]
-
 Floats = NDArray[np.floating]
 Bytes = NDArray[np.uint8]
 Place = tuple[int | slice, int | slice, int | slice]  # of rows, in [n_regions, n_kv_heads, context]

@@ -34,18 +34,6 @@ from vkmoe.kernels.inputs import PARAMS, params_words
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
 
-__all__ = [
-    "CACHES",
-    "FAMILIES",
-    "AttentionCase",
-    "attention_text",
-    "deepseek2_shape",
-    "gpt_oss_shape",
-    "has_usual_caches",
-    "qwen3_shape",
-    "shapes_of",
-]
-
 Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 Token = NDArray[np.float32]

@@ -36,8 +36,6 @@ from vkmoe.kernels.prompt_attention.operations import (
     prompt_attention,
 )
 
-__all__ = ["CacheRows", "GivenRows", "GroupedLayer", "LatentLayer", "Layer", "layer_of"]
-
 Floats = NDArray[np.floating]
 Singles = NDArray[np.float32]
 POISON = 0xFF  # bytes of cache rows that were never written: NaN in all types

@@ -24,17 +24,6 @@ from vkmoe.kernels.attention.shapes import (
 )
 from vkmoe.kernels.context import OpContext
 
-__all__ = [
-    "AttentionTensors",
-    "KvCache",
-    "LatentCache",
-    "LatentQkv",
-    "LayerCache",
-    "attention",
-    "latent_attention",
-    "places",
-]
-
 ATTENTION = kernel(
     "attention",
     "r:qkv r:params w:partials",

@@ -14,22 +14,6 @@ from vkmoe.facts import LatentSpec, Mixer
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
 
-__all__ = [
-    "MAX_CACHE_BYTES",
-    "MAX_HEAD_DIM",
-    "MAX_RANK",
-    "MAX_ROPE_DIM",
-    "UNIT_DIMS",
-    "AttentionShape",
-    "AttentionSplit",
-    "LatentShape",
-    "Shape",
-    "choose_split",
-    "shape_numbers",
-    "shape_of",
-    "type_numbers",
-]
-
 UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
 # What the shaders have room for.
 MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 256, 1024, 256

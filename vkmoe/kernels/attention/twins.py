@@ -18,20 +18,6 @@ from vkmoe.kernels.attention.caches import cache_row
 from vkmoe.kernels.norms.twins import rms_norm
 from vkmoe.kv_types import KvTypes
 
-__all__ = [
-    "Appended",
-    "AttentionInputs",
-    "LatentInputs",
-    "append_latent_row",
-    "append_row",
-    "attention",
-    "attention_combine",
-    "first_seen",
-    "prompt_attention",
-    "rotate",
-    "split_positions",
-]
-
 Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 SPLIT_STEP = 32

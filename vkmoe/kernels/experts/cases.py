@@ -41,7 +41,6 @@ from vkmoe.kernels.matvec.twins import matvec as matvec_twin
 from vkmoe.kernels.rows import N_DRAWN, PAIR, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "DownCase", "GateUpCase", "activated_with_sizes"]
 Wide = NDArray[np.float64]
 
 

@@ -26,20 +26,6 @@ from vkmoe.kernels.norms.operations import NormInput, NormOutput
 from vkmoe.kernels.router.operations import shared_weight_word
 from vkmoe.quants.types import TYPES
 
-__all__ = [
-    "DESCRIPTOR_BYTES",
-    "ExpertBlock",
-    "ExpertShape",
-    "SpanBiases",
-    "SpanMatrix",
-    "described",
-    "descriptor",
-    "expert_down",
-    "expert_gate_up",
-    "gate_up_passes",
-    "kept_bytes",
-]
-
 _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",
     "address:span u32:gate_offset u32:up_offset u32:gate_bias u32:up_bias u32:n_rows u32:row_bytes "

@@ -30,20 +30,6 @@ from vkmoe.kernels.rows import ALL, RowBatch
 from vkmoe.quants import device_row_bytes, to_device
 from vkmoe.quants.types import Bytes
 
-__all__ = [
-    "DOWN",
-    "GATE",
-    "LAYER",
-    "N_LAYERS",
-    "POISON",
-    "UP",
-    "PlacedExperts",
-    "PlacedSpans",
-    "Spans",
-    "Use",
-    "span_layout",
-]
-
 GATE, UP, DOWN = range(3)  # the matrices of a span
 SPAN_ALIGNMENT, BIAS_ALIGNMENT = 256, 16
 POISON = 0xFF  # bytes that are NaN in every type

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from vkmoe.kernels.matvec.twins import Floats, HiddenState
 
-__all__ = ["activated", "expert_down", "silu"]
-
 
 def silu(value: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute v / (1 + exp(-v)) (Elfwing et al. 2017)."""

@@ -24,8 +24,6 @@ from vkmoe.kernels.router.operations import RouterShape, routing_words
 from vkmoe.kernels.rows import N_DRAWN, PAIR, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "FindCase", "JoinCase"]
-
 LAYER, N_LAYERS = 1, 3
 
 

@@ -18,19 +18,6 @@ from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.norms.operations import NormOutput
 from vkmoe.kernels.router.operations import RouterShape, routing_words
 
-__all__ = [
-    "HANDED",
-    "JOINED",
-    "JOINED_VEC4S",
-    "HandedRows",
-    "find_experts",
-    "give_back",
-    "hand_over",
-    "join_rows",
-    "take_back",
-    "take_over",
-]
-
 FIND_EXPERTS = kernel(
     "find_experts",
     "rw:routing r:params",

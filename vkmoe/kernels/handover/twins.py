@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from vkmoe.kernels.matvec.twins import Floats, HiddenState
 from vkmoe.kernels.router.twins import AT_HOME
 
-__all__ = ["find_experts", "join_rows"]
-
 
 def find_experts(routing: NDArray[np.uint32], entries: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """Return a row's routing, uint32 [6 * n_used], with the addresses of a table [n_experts].

@@ -37,8 +37,6 @@ from vkmoe.kernels.logits.operations import (
 from vkmoe.kernels.rows import ALL, N_DRAWN, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "CandidatesCase", "FinishCase", "PickCase"]
-
 NO_ID, NO_LOGIT = 0xFFFFFFFF, -np.inf  # behind the last entry of a list
 
 Logits = NDArray[np.float32]

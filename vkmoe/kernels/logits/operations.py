@@ -17,21 +17,6 @@ from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = [
-    "CANDIDATE_WORDS",
-    "IDS_AT",
-    "LIST_WORDS",
-    "LOGITS_AT",
-    "N_CANDIDATES",
-    "PROOF_WORDS",
-    "CandidatesReader",
-    "candidates",
-    "finish",
-    "list_words",
-    "n_lists",
-    "pick_rows",
-]
-
 PICK_ROWS = kernel(
     "pick_rows", "r:x r:params w:y", "u32:row_vec4s u32:x_pitch u32:y_pitch", "workgroup_size"
 )

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from vkmoe.batch import TopLogits
 from vkmoe.kernels.router.twins import finite
 
-__all__ = ["candidates", "candidates_partial", "finish"]
-
 N_CANDIDATES = 64
 
 

@@ -51,7 +51,6 @@ from vkmoe.kernels.prompt_experts.twins import expert_tiles
 from vkmoe.kernels.shapes import TINY
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "Batch", "ExpertMatmulCase", "MatmulCase", "tile_lists"]
 ROUND = 2  # of tiles: as if experts had been brought
 TYPICAL_LIMIT = 2.0**-9  # of errors that f16 leaves in sums of random products
 

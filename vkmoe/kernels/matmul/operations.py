@@ -25,22 +25,6 @@ from vkmoe.kernels.experts.operations import (
 )
 from vkmoe.kernels.matvec.operations import Matrix, bias_range, group_numbers, groups_of_three
 
-__all__ = [
-    "N_ROUNDS",
-    "TILE_HEADER_WORDS",
-    "TILE_WORDS",
-    "ExpertTiles",
-    "RowParts",
-    "TiledExperts",
-    "expert_matmul_down",
-    "expert_matmul_gate_up",
-    "matmul",
-    "matmul_heads",
-    "matmul_residual",
-    "most_tiles",
-    "row_parts",
-]
-
 _MATMUL_PUSH = (
     "address:weights0 address:weights1 address:weights2 address:bias u32:rows_end0 u32:rows_end1 "
     "u32:n_rows u32:row_bytes u32:n_blocks u32:x_offset u32:x_stride u32:x_head_stride "

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from vkmoe.kernels.matvec.twins import Floats
 
-__all__ = ["expert_matmul", "half_bound", "matmul"]
-
 HALF_UNIT = 2.0**-11  # what rounding to f16 changes a number by, over the number
 
 

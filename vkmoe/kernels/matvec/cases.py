@@ -23,8 +23,6 @@ from vkmoe.kernels.rows import N_DRAWN, PAIR, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants.types import Bytes
 
-__all__ = ["FAMILIES", "EmbedCase", "MatvecCase", "ResidualCase"]
-
 Floats = NDArray[np.floating]
 Wide = NDArray[np.float64]
 

@@ -17,18 +17,6 @@ from vkmoe.kernels.launches import Launch, kernel_class
 from vkmoe.kernels.norms.operations import NormInput, NormOutput
 from vkmoe.quants import TYPES
 
-__all__ = [
-    "Matrix",
-    "Rows",
-    "bias_range",
-    "embed",
-    "group_numbers",
-    "groups_of_three",
-    "matvec",
-    "matvec_heads",
-    "matvec_residual",
-]
-
 MATVEC = kernel(
     "matvec",
     "r:x w:y r:norm_partials",

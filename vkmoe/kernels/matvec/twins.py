@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HiddenState", "embed", "matvec", "matvec_heads", "matvec_residual"]
-
 Floats = NDArray[np.floating]
 
 

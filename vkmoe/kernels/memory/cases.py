@@ -25,8 +25,6 @@ from vkmoe.kernels.router.operations import RoutingLog
 from vkmoe.kernels.shapes import TINY
 from vkmoe.kernels.tuning import choose_tuning
 
-__all__ = ["FAMILIES", "GatherCase", "ReadCase"]
-
 N_LAYERS, LAYER = 3, 1
 ALIGNMENT = 256
 

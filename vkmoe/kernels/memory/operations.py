@@ -9,8 +9,6 @@ from vkmoe.gpu.program import Bound, Range, TensorRef, workgroup_lines
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.router.operations import RoutingLog
 
-__all__ = ["GROUP_BYTES", "UNITS_PER_LANE", "UNIT_BYTES", "LandingMemory", "gather"]
-
 GATHER = kernel(
     "gather",
     "r:routing r:params w:log",

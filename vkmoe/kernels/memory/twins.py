@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Gathered", "gather", "read_words"]
-
 UNIT_WORDS = 4  # one load of read_words
 
 

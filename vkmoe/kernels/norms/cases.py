@@ -16,8 +16,6 @@ from vkmoe.kernels.norms.operations import rms_norm
 from vkmoe.kernels.rows import N_DRAWN, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "RmsNormCase"]
-
 
 @dataclass(frozen=True)
 class RmsNormCase(RowCase):

@@ -13,8 +13,6 @@ from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Bound, TensorRef, memory_range
 from vkmoe.kernels.context import OpContext
 
-__all__ = ["NormInput", "NormOutput", "rms_norm"]
-
 
 @dataclass(frozen=True)
 class NormInput:

@@ -37,8 +37,6 @@ from vkmoe.kernels.prompt_attention.operations import PromptTensors, choose_tili
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS
 
-__all__ = ["FAMILIES", "PromptBatch", "Prompts"]
-
 Floats = NDArray[np.floating]
 Singles = NDArray[np.float32]
 NOTHING = slice(0)

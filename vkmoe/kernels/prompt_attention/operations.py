@@ -32,16 +32,6 @@ from vkmoe.kernels.attention.shapes import (
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = [
-    "PromptTensors",
-    "PromptTiling",
-    "append_latent_rows",
-    "append_rows",
-    "choose_tiling",
-    "latent_prompt_attention",
-    "prompt_attention",
-]
-
 APPEND_ROWS = kernel(
     "append_rows",
     "rw:qkv r:params",

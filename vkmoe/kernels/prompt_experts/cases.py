@@ -40,8 +40,6 @@ from vkmoe.kernels.router.twins import AT_HOME
 from vkmoe.kernels.shapes import TINY
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "BringCase", "CombineCase", "RowsInUse", "TilesCase"]
-
 N_LAYERS, LAYER = 3, 1
 PLACE_BYTES = 4096
 FIRST_PLACE = (1 << 40) - PLACE_BYTES  # the others lie beyond a multiple of 4 GiB; nothing is there

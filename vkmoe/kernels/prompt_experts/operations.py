@@ -20,20 +20,6 @@ from vkmoe.kernels.matmul.operations import N_ROUNDS, TILE_HEADER_WORDS, TILE_WO
 from vkmoe.kernels.memory.operations import GATHER_WORKGROUP, GROUP_BYTES, UNIT_BYTES
 from vkmoe.kernels.router.operations import RouterShape, routing_words, shared_weight_word
 
-__all__ = [
-    "HALF_BYTES",
-    "N_HALVES",
-    "BroughtPlaces",
-    "PairTiles",
-    "RoutedRows",
-    "SharedRows",
-    "bring_experts",
-    "clear_done",
-    "combine_rows",
-    "expert_tiles",
-    "places_of_round",
-]
-
 EXPERT_TILES = kernel(
     "expert_tiles",
     "r:routing r:params rw:done w:tiles w:sorted_pairs w:brought",

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from vkmoe.kernels.matvec.twins import Floats
 
-__all__ = ["N_ROUNDS", "Sorted", "bring_experts", "combine_rows", "expert_tiles"]
-
 N_ROUNDS = 33  # one for experts that are read where they are, the others for those brought
 
 

@@ -31,8 +31,6 @@ from vkmoe.kernels.router.operations import (
 from vkmoe.kernels.rows import ALL, N_DRAWN, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 
-__all__ = ["FAMILIES", "RouterCase", "random_bias"]
-
 N_LAYERS, LAYER = 3, 1
 Logits = NDArray[np.float32]
 WEIGHT_LIMIT = 2e-5  # of a weight: the exponential of a float32 driver

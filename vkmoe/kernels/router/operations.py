@@ -16,20 +16,6 @@ from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range
 from vkmoe.kernels.context import OpContext
 
-__all__ = [
-    "LOG_HEADER_WORDS",
-    "MAX_EXPERTS",
-    "MAX_USED",
-    "Landing",
-    "LogViews",
-    "RouterShape",
-    "RouterTensors",
-    "RoutingLog",
-    "router_topk",
-    "routing_words",
-    "shared_weight_word",
-]
-
 ROUTER_TOPK = kernel(
     "router_topk",
     "r:logits r:params w:routing w:log",

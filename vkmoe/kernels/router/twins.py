@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AT_HOME", "Found", "Routing", "finite", "look_up", "router_topk", "shared_weights"]
-
 FLOAT_MAX = float(np.finfo(np.float32).max)
 AT_HOME = np.uint64(1)  # in an entry of the expert table
 
