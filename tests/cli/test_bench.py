@@ -1,17 +1,19 @@
-"""`vkmoe bench`: the commands, their documents and comparisons."""
+"""`vkmoe bench`: the commands, their documents, comparisons and pictures."""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from vkmoe.bench import kernels
+from vkmoe.bench import kernels, plot
 from vkmoe.bench.compare import changes
 from vkmoe.bench.decode import DecodeChoice
 from vkmoe.bench.shapes import MODELS
@@ -51,6 +53,13 @@ def positive(rows: list[dict[str, Any]]) -> bool:
     return bool(rows) and all(row["value"]["median"] > 0 and row["mode"] for row in rows)
 
 
+def picture(path: Path) -> int:
+    """The number of colours of a picture."""
+    from matplotlib.image import imread
+
+    return len(np.unique(imread(path).reshape(-1, 4), axis=0))
+
+
 # ----- the three commands -----
 
 
@@ -71,10 +80,11 @@ def kept(run: Run, few: Path) -> Path:
     return few
 
 
-def test_transfer(run: Run) -> None:
+def test_transfer(run: Run, tmp_path: Path) -> None:
     sizes = ("--copy-mib", "0.25,1", "--read-mib", "0.6")
+    plot = tmp_path / "speeds.png"
     counts = ("--submits", "10", "--dispatches", "50", "--repeats", "2", "--quick")
-    results = document(run, "transfer", *sizes, *counts)["results"]
+    results = document(run, "transfer", *sizes, *counts, "--plot", str(plot))["results"]
     assert set(results) == {"roofline", *PARTS}
     for name, part in results.items():
         # an empty recording, subtracted, may cost more than 50 dispatches on a busy machine
@@ -84,15 +94,18 @@ def test_transfer(run: Run) -> None:
     assert all(line["gb_per_s"] is None or line["gb_per_s"] > 0 for line in lines)
     copies = [row for row in results["reads"]["rows"] if row["what"].startswith("copy")]
     assert {row["note"] for row in copies} == {"read + write"}, "all memory is this device's own"
+    assert picture(plot) > 20
 
 
-def test_decode_of_the_demo_model(run: Run) -> None:
+def test_decode_of_the_demo_model(run: Run, tmp_path: Path) -> None:
+    plot = tmp_path / "tokens.png"
     few = ("--quick", "--repeats", "2", "--tokens", "2", "--expert-slots", "8")
-    results = document(run, "decode", *few)["results"]
+    results = document(run, "decode", *few, "--plot", str(plot))["results"]
     assert positive(results["rows"]) and len(results["values"]) == 2
     assert results["model"] == "demo.gguf" and results["model_bytes"] > results["bytes_per_token"]
     assert results["checks"]["cases"] >= results["checks"]["kernels"] > 5
     assert 0 < results["hit_rate"] < 1, "8 of 32 experts have a slot"
+    assert picture(plot) > 20
 
 
 def test_decode_on_the_cpu(run: Run, cpu_native: None) -> None:
@@ -155,6 +168,7 @@ def test_without_a_command_the_help_appears(run: Run) -> None:
         (("transfer", "nothing"), "no part nothing"),
         (("transfer", "--copy-mib", "1,-1"), "no list of sizes"),
         (("kernels", "--compare", "no.json"), "no.json cannot be read"),
+        (("kernels", "--plot", "out.txt"), "not a picture"),
         (("compression",), "No such command"),
     ],
 )
@@ -274,19 +288,27 @@ def test_another_model_is_refused_before_it_is_loaded(
     assert done.code == 2 and "another model: other.gguf, not demo.gguf" in done.err
 
 
+@pytest.mark.parametrize("fails", ["compare", "plot"])
 def test_what_was_measured_is_printed_whatever_follows(
-    run: Run, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, kept: Path, tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is in common with the earlier run."""
+    """Nothing in common with the earlier run, or no room for the picture."""
     found = json.loads(kept.read_text())
     earlier = tmp_path / "then.json"
     other = copy.deepcopy(found)
     other["results"]["kernels"], other["results"]["roofline"]["rows"] = [], []
     earlier.write_text(json.dumps(other))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(kernels, "run", lambda *_: copy.deepcopy(found))
-    done = run("bench", *KERNELS, "--json", "--compare", str(earlier))
-    assert done.code == 2 and "no line in common" in done.err
+    monkeypatch.setattr("vkmoe.bench.plot.draw", full)
+    wanted = {"compare": str(earlier), "plot": str(tmp_path / "out.png")}[fails]
+    done = run("bench", *KERNELS, "--json", f"--{fails}", wanted)
+    assert done.code == {"compare": 2, "plot": 1}[fails]
     assert json.loads(done.out)["results"]["kernels"] == found["results"]["kernels"]
+    assert {"compare": "no line in common", "plot": "No space left"}[fails] in done.err
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"benchmark": "kernels"}'])
@@ -295,3 +317,46 @@ def test_a_file_that_is_no_run_is_refused(run: Run, tmp_path: Path, text: str) -
     path.write_text(text)
     done = run("bench", *KERNELS, "--compare", str(path))
     assert (done.code, done.out) == (2, "") and "no document of a benchmark" in done.err
+
+
+# ----- pictures -----
+
+
+def test_a_picture_of_kernels(
+    run: Run, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = json.loads(kept.read_text())
+    monkeypatch.setattr(kernels, "run", lambda *_: found)
+    for name in ("kernels.png", "kernels.svg"):
+        done = run("bench", *KERNELS, "--plot", str(tmp_path / name))
+        assert done.code == 0 and f"the plot is in {tmp_path / name}" in done.err, done.err
+    assert picture(tmp_path / "kernels.png") > 20
+    svg = (tmp_path / "kernels.svg").read_text()
+    for text in ("share of the roofline", "matvec.q8_0", found["card"]["device"]):
+        assert text in svg, text
+
+
+def test_a_picture_of_very_many_kernels(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the usual resolution it would be higher than a picture can be; few bars take its room."""
+    found = json.loads(kept.read_text())
+    found["results"]["kernels"] *= 3
+    monkeypatch.setattr(plot, "BAR_INCHES", 2300 * plot.BAR_INCHES / 3)
+    plot.draw(found, tmp_path / "all.png")
+    with (tmp_path / "all.png").open("rb") as stream:
+        header = stream.read(24)
+    width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:], "big")
+    assert 60000 < height < 2**16 and width > 1000
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "matplotlib" else real(name)
+    )
+    done = run("bench", *KERNELS, "--plot", str(tmp_path / "out.png"))
+    assert (done.code, done.out) == (1, ""), "before the work"
+    assert done.err == 'error: --plot needs matplotlib\nhint: pip install "vkmoe[plot]"\n'

@@ -1,6 +1,6 @@
 """This module is `vkmoe bench`: how fast kernels, transfers and decoding are on this device.
 
-It owns what is asked, and where the report goes: the table, one document, a comparison.
+It owns what is asked, and where the report goes: the table, one document, a picture, a comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vkmoe.bench import defaults
-from vkmoe.cli.options import Positional, chosen_model, config_options, option
+from vkmoe.cli.notes import note
+from vkmoe.cli.options import Positional, check_plot, chosen_model, config_options, option
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
 
@@ -53,6 +54,9 @@ class Report:
 
     as_json: bool = _asked(
         False, "--json", help="Print one JSON document on stdout; the table goes to stderr."
+    )
+    plot: str | None = _asked(
+        None, "--plot", metavar="FILE", help="Draw the figures too, as PNG, SVG or PDF."
     )
     compare: str | None = _asked(
         None,
@@ -135,6 +139,7 @@ def bench(context: typer.Context) -> None:
     vkmoe bench decode model.gguf             tokens per second (without a file: the demo model)
     vkmoe bench kernels --json > before.json  keep a run, and later
     vkmoe bench kernels --compare before.json say what became faster or slower
+    vkmoe bench transfer --plot speeds.png    a picture
 
     Each writes a card of the machine and the roofline first: how fast a GPU copies its own memory,
     or the threads of a CPU read theirs, what an empty dispatch and an empty submit cost, how fast
@@ -252,7 +257,7 @@ def decode(
 
 
 def _report(wanted: Report, benchmark: str, run: Callable[[Output], dict[str, Any]]) -> None:
-    """Run a benchmark; then compare and print the document, as far as wanted.
+    """Run a benchmark; then compare, print the document and draw, as far as wanted.
 
     What cannot be compared is refused as soon as it is known; what was measured is printed always.
     """
@@ -261,6 +266,8 @@ def _report(wanted: Report, benchmark: str, run: Callable[[Output], dict[str, An
     earlier = None
     if wanted.compare is not None:
         earlier = read_document(Path(wanted.compare), benchmark)
+    if wanted.plot is not None:
+        check_plot(wanted.plot, [wanted.compare] if wanted.compare else [])
 
     def known(facts: Mapping[str, Any]) -> None:
         if earlier is not None:
@@ -274,6 +281,11 @@ def _report(wanted: Report, benchmark: str, run: Callable[[Output], dict[str, An
         finally:
             if wanted.as_json:
                 typer.echo(json.dumps(document, allow_nan=False))
+    if wanted.plot is not None:
+        from vkmoe.bench.plot import draw
+
+        draw(document, Path(wanted.plot))
+        note(f"the plot is in {wanted.plot}")
 
 
 @contextmanager
