@@ -82,10 +82,6 @@ class Constraints:
             raise _unusable(_SCHEMA, str(error)) from error
         return self._compile(grammar, _SCHEMA)
 
-    def json_object(self) -> Constraint:
-        """Allow any JSON object."""
-        return self.json_schema({"type": "object"})
-
     def regex(self, pattern: str) -> Constraint:
         """Allow texts that a regular expression (of Rust's kind) matches as a whole."""
         _check_text(pattern, _REGEX)

@@ -48,15 +48,16 @@ class ReplyParser:
         in_thought: bool = False,
         must_call: bool = False,
         streams: bool = False,
+        drops_blank: bool = False,
         make_id: Callable[[], str] = random_call_id,
     ) -> None:
         """Begin a reply to a prompt that offered `tools`, as OpenAI's API writes them.
 
         Without tools nothing is a call. `in_thought`: the template has opened a thought
-        (`family.begins_in_thought`). `must_call`: the reply is kept to `call_grammar`, so that a
+        (`family.begins_in_thought`). `must_call`: the reply is kept to `reply_grammar`, so that a
         family without calls has one. A call comes out when it is whole. With `streams` it begins to
         come out with its first argument; then one that turns out malformed ends there, and what
-        follows is part of the answer.
+        follows is part of the answer. `drops_blank`: one before the first word is no part of it.
         """
         functions = [function_of(tool) for tool in tools]
         self._schemas = {
@@ -71,11 +72,12 @@ class ReplyParser:
         trims = family.name != "harmony" and bool(self._marks or family.thought)
         self._cursor = Cursor(frozenset(self._schemas), streams, trims, make_id)
         self._steps = self._read(in_thought)
-        self._is_running = True
+        self._is_running, self._drops_blank = True, drops_blank
 
     def feed(self, text: str) -> list[ReplyEvent]:
         """Return what is certain with this text. Mutates."""
-        self._cursor.add(text)
+        self._cursor.add(text.removeprefix(" ") if self._drops_blank else text)
+        self._drops_blank = self._drops_blank and not text
         self._run()
         return self._cursor.take_events()
 
@@ -95,7 +97,6 @@ class ReplyParser:
             self._is_running = next(self._steps, False) is None
 
     def _read(self, in_thought: bool) -> Steps[None]:
-        """Read the whole reply."""
         cursor, family = self._cursor, self._family
         if family.name == "harmony":
             yield from read_harmony(cursor, bool(self._schemas))
