@@ -10,7 +10,7 @@ import pytest
 from tests.generate.conftest import file_of, spm_metadata, tokenizer_of
 from vkmoe.errors import ModelFileError
 from vkmoe.generate.text.sentencepiece import SentencePieceCodec
-from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.text.vocabulary import read_vocabulary
 
 UNK, BOS, EOS = 0, 1, 2
@@ -93,24 +93,11 @@ def test_a_token_is_reached_through_characters_that_are_none() -> None:
     assert texts(tokenizer, "xyx") == ["▁", "xy", "<0x78>"]
 
 
-def test_control_tokens_are_parsed_on_request_and_user_defined_ones_always() -> None:
-    assert texts(spm(), "<s>ab<think>") == ["<s>", "▁ab", "<think>"]
-    plain = texts(spm(), "<s>ab<think>", parse_special=False)
-    assert plain[0] == "▁" and plain[-1] == "<think>" and "<s>" not in plain
-
-
 def test_bos_is_added_and_the_usual_ids_are_bos_and_eos() -> None:
     assert spm().encode("ab") == [BOS, *spm().encode("ab", add_special=False)]
     assert spm(add_bos_token=False, add_eos_token=True).encode("")[-1:] == [EOS]
     assert spm().end_ids == {EOS}
     assert spm(bos_token_id=EOS).bos_id == EOS
-
-
-def test_streaming_shows_whole_characters_and_no_control_tokens() -> None:
-    tokenizer = spm()
-    ids = tokenizer.encode("ab é</s>")
-    stream = StreamDetokenizer(tokenizer)
-    assert [*map(stream.feed, ids), stream.finish()] == ["", "ab", " ", "", "é", "", ""]
 
 
 def test_unused_tokens_have_no_text() -> None:
