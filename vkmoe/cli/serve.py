@@ -60,8 +60,7 @@ def serve(
     from vkmoe.server.app import make_app
     from vkmoe.server.engine_thread import EngineThread
     from vkmoe.server.service import Service
-    from vkmoe.server.serving import bind
-    from vkmoe.server.serving import serve as run
+    from vkmoe.server.serving import Server, bind
 
     chosen, quiet, host = which.path(context), output.quiet, served.host
     if chosen is not None:
@@ -76,7 +75,10 @@ def serve(
         listening = bind(host, served.port)
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-        run(make_app(service, host, keys), thread, listening, lambda: _say(address, quiet))
+        app = make_app(service, host, keys)
+        if not quiet:
+            note(f"listening at {address}; base URL for clients: {address}/v1")
+        Server(app, thread).run(sockets=[listening])
     if thread.error is not None:
         raise thread.error
 
@@ -87,11 +89,6 @@ def _check_installed() -> None:
     needed = ("starlette", "uvicorn", "pydantic", "prometheus_client")
     if missing := [name for name in needed if find_spec(name) is None]:
         raise VkmoeError(f"vkmoe serve needs {', '.join(missing)}", 'pip install "vkmoe[server]"')
-
-
-def _say(address: str, quiet: bool) -> None:
-    if not quiet:
-        note(f"listening at {address}; base URL for clients: {address}/v1")
 
 
 def _load(model: str | None, config: EngineConfig, quiet: bool, progress: Progress) -> LLM:

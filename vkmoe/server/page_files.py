@@ -60,14 +60,14 @@ class PageFile:
         return Response(self.data, headers=headers, media_type=self.media_type)
 
 
-def read_page(folder: Path = FOLDER) -> dict[str, PageFile]:
+def read_page() -> dict[str, PageFile]:
     """Read all files of the page that browsers take; the key is the path of their address."""
     found = {}
-    for file in sorted(folder.rglob("*")):
+    for file in sorted(FOLDER.rglob("*")):
         if file.suffix in _TYPES:
             data = file.read_bytes()
             tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
-            name = file.relative_to(folder).as_posix()
+            name = file.relative_to(FOLDER).as_posix()
             path = "/" if name == "index.html" else f"/page/{name}"
             found[path] = PageFile(data, _TYPES[file.suffix], tag)
     return found
