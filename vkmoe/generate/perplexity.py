@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from vkmoe.batch import MAX_LATER, Phase, TokenBatch, TopLogits
 from vkmoe.errors import PromptError, UsageError, VkmoeError
+from vkmoe.generate.logprobs import log_probs
 from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner, FetchLogits, bad_logits, heads
 
@@ -40,11 +39,9 @@ class ScoredRow(NamedTuple):
 
         Raises VkmoeError for logits that are not numbers.
         """
-        found = np.flatnonzero(self.top.ids == token)
-        logit = self.top.logits[found[0]] if found.size else self.fetch()[token]
         if self.top.has_nan or not math.isfinite(self.top.log_sum_exp):
             raise bad_logits()
-        return self.top.log_sum_exp - float(logit)
+        return -log_probs(token, 0, self.top, self.fetch).chosen
 
 
 def run_tokens(

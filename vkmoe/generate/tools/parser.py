@@ -17,19 +17,9 @@ from vkmoe.generate.tools.marked import (
     read_llama,
     read_mistral,
 )
-from vkmoe.generate.tools.tags import FUNCTION, OPEN, read_tags
+from vkmoe.generate.tools.tags import read_tags
 
 __all__ = ["ReplyParser", "function_of"]
-
-_CALL_MARKS = {
-    "hermes": (OPEN,),
-    "qwen-coder": (OPEN, FUNCTION),
-    "mistral": (MISTRAL.calls,),
-    "mistral-args": (MISTRAL.calls,),
-    "deepseek-v3": (DEEPSEEK.calls,),
-    "deepseek-v3.1": (DEEPSEEK.calls,),
-    "llama": (PYTHON_TAG,),
-}
 
 
 class ReplyParser:
@@ -66,7 +56,7 @@ class ReplyParser:
             if isinstance(parameters := function.get("parameters") or {}, Mapping)
         }
         self._family = family
-        self._marks = _CALL_MARKS.get(family.name, ()) if tools else ()
+        self._marks = family.call_marks if tools else ()
         has_bare_calls = family.name == "llama" or (must_call and family.name == "none")
         self._may_be_bare = bool(tools) and has_bare_calls
         trims = family.name != "harmony" and bool(self._marks or family.thought)
