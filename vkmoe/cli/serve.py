@@ -37,6 +37,15 @@ class _Served:
         "info", "What the log says; info: also a line for each request, without its texts."
     )
 
+    @property
+    def keys(self) -> list[str]:
+        """List the keys of which a client needs one."""
+        return [key.strip() for key in (self.api_key or "").split(",") if key.strip()]
+
+    def address(self, port: int) -> str:
+        """Return the address that clients take."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}"
+
 
 @config_options
 def serve(
@@ -65,20 +74,18 @@ def serve(
     chosen, quiet, host = which.path(context), output.quiet, served.host
     if chosen is not None:
         map_file(Path(chosen))  # raises before it listens
-    keys = [key.strip() for key in (served.api_key or "").split(",") if key.strip()]
-    if host not in ("127.0.0.1", "localhost", "::1") and not keys and not quiet:
+    if not (quiet or served.keys or host in ("127.0.0.1", "localhost", "::1")):
         note("whatever reaches this address may use the model: --api-key asks for a key")
     with log_as_notes(quiet, logging.getLevelNamesMapping()[served.log_level.upper()]):
         thread = EngineThread(lambda: _load(chosen, engine, quiet, thread.loaded), served.max_queue)
-        name = served.alias or (Path(chosen).stem if chosen is not None else "demo")
+        name = served.alias or Path(chosen or "demo").stem
         service = Service(thread, name, sampling, served.timeout or None)
         listening = bind(host, served.port)
-        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        address = served.address(listening.getsockname()[1])
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-        app = make_app(service, host, keys)
         if not quiet:
             note(f"listening at {address}; base URL for clients: {address}/v1")
-        Server(app, thread).run(sockets=[listening])
+        Server(make_app(service, host, served.keys), thread).run(sockets=[listening])
     if thread.error is not None:
         raise thread.error
 
