@@ -14,9 +14,8 @@ from collections.abc import (
     Generator,
     Iterator,
     Sequence,
-    Set,
 )
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
@@ -37,16 +36,12 @@ from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.checks import (
     check_choice,
-    check_flag,
     check_kind,
-    check_max_tokens,
-    check_n_logprobs,
     check_path,
     check_prompts,
     check_text,
-    checked_biases,
+    checked_options,
     shortened,
-    stop_texts,
     token_ids,
 )
 from vkmoe.generate.constraint import Constraint, Constraints
@@ -85,7 +80,6 @@ __all__ = [
 Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]] | list[Request]
 Config = TypeVar("Config", EngineConfig, SamplingConfig)
-Result = TypeVar("Result")
 
 
 def demo_model_path() -> Path:
@@ -185,7 +179,8 @@ class LLM(Closing):
 
         Raises UsageError once the model is closed.
         """
-        return self._in_turn(lambda _: self._report())
+        with self._in_turn():
+            return self._report()
 
     def _report(self) -> ExpertReport:
         engine, cache = self.engine, self.engine.cache
@@ -238,10 +233,18 @@ class LLM(Closing):
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
         names = {item.name for item in fields(Request)} - {"tokens", "sampling"}
-        asked = {name: options.pop(name) for name in names & options.keys()}
+        given = {name: options.pop(name) for name in names.intersection(options)}
         sampling = _with_options(SamplingConfig, sampling, options)
-        checked = self._checked(asked)
-        return Request(tuple(self._prompt_tokens(prompt)), sampling, **checked)
+        asked = checked_options(given, self.spec.n_vocab)
+        constraint = asked.get("constraint")
+        check_kind("constraint", constraint, Constraint | None, "see LLM.constraints")
+        if constraint is not None and constraint.tokenizer is not self.tokenizer:
+            raise UsageError(
+                "the constraint was made for another model", "make it by this LLM's `constraints`"
+            )
+        if asked.get("with_routing") and self.spec.experts is None:
+            raise UsageError("the model has no experts", "leave return_routed_experts out")
+        return Request(tuple(self._prompt_tokens(prompt)), sampling, **asked)
 
     def stream(
         self,
@@ -302,7 +305,8 @@ class LLM(Closing):
 
     def forget(self) -> None:
         """Empty the KV cache, so that nothing of earlier prompts is used again."""
-        self._in_turn(lambda scheduler: scheduler.regions.forget())
+        with self._in_turn() as scheduler:
+            scheduler.regions.forget()
 
     # ----- tokens that are given -----
 
@@ -315,12 +319,9 @@ class LLM(Closing):
         check_choice("phase", phase, get_args(Phase))
         ids = self._prompt_tokens(tokens)
         logits = np.empty((len(ids), self.spec.n_vocab), np.float32)
-
-        def run(regions: Regions) -> None:
+        with self._free_region() as regions:
             for row in run_tokens(self.runner, regions, ids, 0, phase):
                 logits[row.position] = row.fetch()
-
-        self._with_region(run)
         return logits
 
     def perplexity(self, text: str, windows: Windows) -> Iterator[Estimate]:
@@ -341,7 +342,7 @@ class LLM(Closing):
         windows.starts(len(tokens))
         bos = self.tokenizer.added_first
         found = estimates(self.runner, self.scheduler.regions, tokens, windows, bos)
-        return self._between_windows(found)
+        return self._one_by_one(found)
 
     def close(self) -> None:
         """Write the statistics and the profile that options ask for, and free the device.
@@ -350,39 +351,17 @@ class LLM(Closing):
         UsageError where they are read. May be called twice. Raises VkmoeError if a file cannot be
         written; while another exception is on its way, that is logged instead.
         """
-        self._alone(self._close)
+        with self._in_turn(is_closing=True):
+            self._is_closed = True
+            records, self._records = self._records, None
+            try:
+                self.scheduler.end_all(_closed())
+                if records is not None:
+                    records.write(self._report(), self.engine.history())
+            finally:
+                self.engine.close()
 
     # ----- inside -----
-
-    def _close(self) -> None:
-        self._is_closed = True
-        records, self._records = self._records, None
-        try:
-            self.scheduler.end_all(_closed())
-            if records is not None:
-                records.write(self._report(), self.engine.history())
-        finally:
-            self.engine.close()
-
-    def _checked(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Check options of a request; returns them in the form that it keeps."""
-        constraint, biases = asked.get("constraint"), asked.get("logit_bias")
-        check_max_tokens(asked.get("max_tokens"))
-        for name in ("ignore_eos", "with_routing", "scores_prompt"):
-            check_flag(name, asked.get(name, False))
-        check_n_logprobs(asked.get("n_logprobs"))
-        check_kind("constraint", constraint, Constraint | None, "see LLM.constraints")
-        check_kind("shown", asked.get("shown", frozenset()), Set, "give a set of token ids")
-        if constraint is not None and constraint.tokenizer is not self.tokenizer:
-            raise UsageError(
-                "the constraint was made for another model", "make it by this LLM's `constraints`"
-            )
-        if asked.get("with_routing") and self.spec.experts is None:
-            raise UsageError("the model has no experts", "leave return_routed_experts out")
-        return asked | {
-            "stop": stop_texts(asked.get("stop", ())),
-            "logit_bias": checked_biases({} if biases is None else biases, self.spec.n_vocab),
-        }
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Check a prompt and turn it into ids."""
@@ -456,7 +435,9 @@ class LLM(Closing):
         ctx_size = self.engine.ctx_size
         generations = [Generation(request, self.tokenizer, ctx_size) for request in requests]
         try:
-            self._in_turn(lambda scheduler: [*map(scheduler.submit, generations)])
+            with self._in_turn() as scheduler:
+                for generation in generations:
+                    scheduler.submit(generation)
             running = dict(enumerate(generations))
             while running:
                 self._bring_on(running.values())
@@ -476,39 +457,34 @@ class LLM(Closing):
 
     # ----- threads -----
 
-    def _alone(self, work: Callable[[], Result]) -> Result:
-        """Call `work` while no other thread uses engine and scheduler.
+    @contextmanager
+    def _in_turn(self, is_closing: bool = False) -> Iterator[Scheduler]:
+        """Keep other threads from engine and scheduler. Raises UsageError once this is closed.
 
         A lock alone may be taken by the same thread again and again while others wait for it.
         """
         with at_checkpoints(), ExitStack() as turn:
             with acquired(self._next):
                 turn.enter_context(acquired(self._turn))
-            return work()
-
-    def _in_turn(self, work: Callable[[Scheduler], Result]) -> Result:
-        """Do as `_alone`, with the scheduler. Raises UsageError once this is closed."""
-
-        def unless_closed() -> Result:
-            if self._is_closed:
+            if self._is_closed and not is_closing:
                 raise _closed()
-            return work(self.scheduler)
+            yield self.scheduler
 
-        return self._alone(unless_closed)
-
-    def _with_region(self, work: Callable[[Regions], Result]) -> Result:
+    @contextmanager
+    def _free_region(self) -> Iterator[Regions]:
         """Do as `_in_turn`, once a region of the KV cache is free; until then replies go on."""
-
-        def once_free(scheduler: Scheduler) -> Result:
+        with self._in_turn() as scheduler:
             while not scheduler.regions.n_free:
                 scheduler.step()
-            return work(scheduler.regions)
+            yield scheduler.regions
 
-        return self._in_turn(once_free)
-
-    def _between_windows(self, found: Iterator[Estimate]) -> Iterator[Estimate]:
-        """Take estimates one by one, each in a turn of its own."""
-        while (estimate := self._with_region(lambda _: next(found, None))) is not None:
+    def _one_by_one(self, found: Iterator[Estimate]) -> Iterator[Estimate]:
+        """Take estimates, each in a turn of its own."""
+        while True:
+            with self._free_region():
+                estimate = next(found, None)
+            if estimate is None:
+                return
             yield estimate
 
     def _bring_on(self, generations: Collection[Generation]) -> None:
@@ -517,13 +493,11 @@ class LLM(Closing):
         def has_news() -> bool:
             return any(each.is_done or each.pieces for each in generations)
 
-        def run(scheduler: Scheduler) -> None:
-            if not has_news():
-                assert scheduler.has_work, "replies were lost"
-                scheduler.step()
-
         if not has_news():
-            self._in_turn(run)
+            with self._in_turn() as scheduler:
+                if not has_news():
+                    assert scheduler.has_work, "replies were lost"
+                    scheduler.step()
 
     def _let_go(self) -> None:
         """Free what cancelled replies have, unless another call is at it, which does so after.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from vkmoe.experts.records.report import ExpertReport, Setup
 from vkmoe.facts import Allocation, DeviceInfo, DeviceLimits, Heap, MemoryPlan
 from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.kv_types import both
-from vkmoe.llm import GenerationStatistics, Piece
+from vkmoe.llm import LLM, GenerationStatistics, Piece
 from vkmoe.modes import Resident
 
 DEVICE = DeviceInfo(
@@ -146,3 +147,17 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         return Ran(code, done.out, done.err)
 
     return run_command
+
+
+@pytest.fixture(scope="module")
+def demo_llm() -> Iterator[LLM]:
+    with LLM(ctx_size=64) as llm:
+        yield llm
+
+
+@pytest.fixture
+def demo(demo_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """The demo model with an empty context, in the place of any that a command loads."""
+    demo_llm.forget()
+    monkeypatch.setattr("vkmoe.cli.notes._load", lambda *_: nullcontext(demo_llm))
+    return demo_llm

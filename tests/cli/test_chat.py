@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.generate.conftest import spm_metadata, tiny_metadata
+from tests.generate.conftest import metadata_with, spm_metadata
 from vkmoe.cli.chat import _next_message
-from vkmoe.generate.text.vocabulary import TokenType
 
 from .conftest import FakeLLM, Run
 
@@ -37,14 +35,7 @@ def test_the_blank_a_sentencepiece_model_begins_with_is_dropped(
     assert run("chat", stdin=b"hi\n").out == " Hello you!\n"
 
 
-def with_channels() -> dict[str, Any]:
-    """A vocabulary with the marks of gpt-oss."""
-    plain = tiny_metadata()
-    tokens, types = (plain[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
-    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
-    return tiny_metadata(
-        tokens=[*tokens, *marks], token_type=[*types, *[TokenType.CONTROL] * len(marks)]
-    )
+CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 
 
 def test_marks_of_channels_are_text_in_other_models(run: Run, fake: type[FakeLLM]) -> None:
@@ -53,7 +44,7 @@ def test_marks_of_channels_are_text_in_other_models(run: Run, fake: type[FakeLLM
 
 
 def test_thoughts_go_to_stderr_and_are_not_remembered(run: Run, fake: type[FakeLLM]) -> None:
-    fake.vocabulary = with_channels()
+    fake.vocabulary = metadata_with(*CHANNELS)  # as gpt-oss
     fake.pieces = ("<|channel|>analysis<|message|>Hm", ".<|end|><|start|>assistant<|channel|>fi",
                    "nal<|message|>Hello")  # fmt: skip
     done = run("chat", stdin=b"hi\nyou\n")

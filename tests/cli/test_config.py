@@ -1,65 +1,62 @@
-"""Values that configs made in Python refuse, and those they take."""
+"""Values that configs made in Python refuse, and those they take, for every field."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields
-from typing import Any
+from dataclasses import Field, fields
+from types import NoneType
+from typing import Any, get_args
 
 import pytest
 
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import UsageError
+from vkmoe.option_fields import flags_of, long_flag
 
-NUMBERS = [
-    (EngineConfig, "ctx_size"),
-    *(
-        (SamplingConfig, item.name)
-        for item in fields(SamplingConfig)
-        if item.name != "dry_sequence_breakers"
-    ),
-]
-WHOLE = (
-    *("ctx_size", "top_k", "repeat_last_n", "seed"),
-    *("dry_allowed_length", "dry_penalty_last_n", "mirostat"),
-)
+from .test_options import HINTS, READ, choices_of, given
+
+CASES = [(config, item) for config in (EngineConfig, SamplingConfig) for item in fields(config)]
 
 
-@pytest.mark.parametrize(("config", "name"), NUMBERS, ids=lambda item: str(item))
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", True, [1], 1j])
-def test_what_is_no_finite_number_is_refused(config: Any, name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"^{name} is ") as caught:
-        config(**{name: value})
+def wrong_kinds(item: Field[Any]) -> list[Any]:
+    """Values of other types, and numbers that are none."""
+    kinds = get_args(HINTS[item.name]) or (HINTS[item.name],)
+    wrong: list[Any] = [[1], 1j, *([] if NoneType in kinds else [None])]
+    if bool in kinds:
+        return [*wrong, 1, "off"]
+    if int in kinds or float in kinds:
+        wrong += ["1", True, math.nan, math.inf, -math.inf]
+        return [*wrong, *((1.5, 1.0) if int in kinds else (10**400,))]
+    return [*wrong, 5] if str in kinds else [*wrong, "nonsense", given(item).text]
+
+
+@pytest.mark.parametrize(("config", "item"), CASES, ids=lambda each: getattr(each, "name", ""))
+def test_a_field_takes_its_own_kind_alone(config: Any, item: Field[Any]) -> None:
+    value = given(item).value
+    assert getattr(config(**{item.name: value}), item.name) == value
+    for wrong in wrong_kinds(item):
+        with pytest.raises(UsageError, match=f"^{item.name} is ") as caught:
+            config(**{item.name: wrong})
+        hint = caught.value.hint
+        assert hint and all(word in hint for word in choices_of(HINTS[item.name]))
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_text_that_cannot_be_read_names_its_option(name: str) -> None:
+    (item,) = (item for item in fields(EngineConfig) + fields(SamplingConfig) if item.name == name)
+    config: Any = EngineConfig if item in fields(EngineConfig) else SamplingConfig
+    with pytest.raises(UsageError, match=f"^{long_flag(flags_of(item))}: ") as caught:
+        config(**{name: READ[name][1]})
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_whole_numbers_have_no_fraction(name: str) -> None:
-    config: Any = EngineConfig if name == "ctx_size" else SamplingConfig
-    for value in (1.5, 1.0):
-        with pytest.raises(UsageError, match=f"{name} is {value}, not a whole number"):
-            config(**{name: value})
-    assert getattr(config(**{name: 1}), name) == 1
-
-
-@pytest.mark.parametrize("name", sorted({name for _, name in NUMBERS} - set(WHOLE)))
-def test_other_numbers_may_be_whole_but_not_beyond_float(name: str) -> None:
-    config: Any = SamplingConfig
-    assert getattr(config(**{name: 1}), name) == 1
-    with pytest.raises(UsageError, match=f"{name} is 10+, not a finite number"):
-        config(**{name: 10**400})
-
-
-def test_none_is_for_fields_that_may_be_none() -> None:
-    assert SamplingConfig(seed=None).seed is None and EngineConfig(ctx_size=None).ctx_size is None
-    value: Any = None
-    with pytest.raises(UsageError, match="top_k is None, not a whole number"):
-        SamplingConfig(top_k=value)
-
-
 def test_ranges_are_inclusive() -> None:
-    assert SamplingConfig(top_p=1).top_p == 1 and SamplingConfig(top_p=0).top_p == 0
-    with pytest.raises(UsageError, match=r"top_p is 1.5, must be between 0 and 1"):
-        SamplingConfig(top_p=1.5)
-    with pytest.raises(UsageError, match="repeat_last_n is -2, must be at least -1"):
-        SamplingConfig(repeat_last_n=-2)
+    for config, item in CASES:
+        low, high = item.metadata["minimum"], item.metadata["maximum"]
+        for bound, beyond in ((low, -1), (high, 1)):
+            if bound is not None:
+                made: Any = config
+                assert getattr(made(**{item.name: bound}), item.name) == bound
+                words = f"between {low} and {high}" if high is not None else f"at least {low}"
+                with pytest.raises(UsageError, match=f"must be {words}"):
+                    made(**{item.name: bound + beyond})

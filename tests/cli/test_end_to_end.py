@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,19 +108,6 @@ def recorded(path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def demo_llm() -> Iterator[LLM]:
-    with LLM() as llm:
-        yield llm
-
-
-@pytest.fixture
-def run_loaded(run: Run, demo_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """As `run`, with the demo model loaded once for all tests that do not ask for another."""
-    monkeypatch.setattr("vkmoe.cli.notes._load", lambda *_: nullcontext(demo_llm))
-    return run
-
-
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"serve"}))  # which does not end
 def test_every_command_with_its_defaults_and_with_its_variables(
     run: Run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,16 +143,16 @@ def test_all_options_are_covered() -> None:
             assert parameter.envvar in [environment_name(item) for item in names], name
 
 
-def test_the_same_seed_gives_the_same_document(run_loaded: Run) -> None:
+def test_the_same_seed_gives_the_same_document(run: Run, demo: LLM) -> None:
     arguments = ("generate", "-p", "import os\n", "-n", "6", "--seed", "4", "--json", "-q")
-    first, second = (json.loads(run_loaded(*arguments).out) for _ in range(2))
+    first, second = (json.loads(run(*arguments).out) for _ in range(2))
     for document in (first, second):
         assert len(document["token_ids"]) == document["n_generated_tokens"] == 6
         del document["n_reused_tokens"]
         for name in VARYING:
             assert document.pop(name) > 0
     assert first == second
-    other = json.loads(run_loaded(*arguments[:-4], "--seed", "5", "--json", "-q").out)
+    other = json.loads(run(*arguments[:-4], "--seed", "5", "--json", "-q").out)
     assert other["text"] != first["text"]
 
 
@@ -178,22 +163,22 @@ def test_a_full_context_ends_with_length(run: Run) -> None:
     assert document["n_prompt_tokens"] + document["n_generated_tokens"] in (16, 17)
 
 
-def test_a_stop_string_ends_the_text_before_it(run_loaded: Run) -> None:
+def test_a_stop_string_ends_the_text_before_it(run: Run, demo: LLM) -> None:
     arguments = ("generate", "-p", "def add(a, b):\n", "--temp", "0", "-n", "8", "-q")
-    text = run_loaded(*arguments).out
+    text = run(*arguments).out
     middle = text[len(text) // 2 : len(text) // 2 + 2]
-    stopped = json.loads(run_loaded(*arguments, "--stop", middle, "--json").out)
+    stopped = json.loads(run(*arguments, "--stop", middle, "--json").out)
     assert stopped["finish_reason"] == "stop"
     assert stopped["text"] == text[: text.find(middle)]
 
 
-def test_prompts_from_file_and_pipe_agree(run_loaded: Run, tmp_path: Path) -> None:
+def test_prompts_from_file_and_pipe_agree(run: Run, demo: LLM, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("import sys\n")
     common = ("generate", "-n", "3", "--temp", "0", "-q")
-    from_file = run_loaded(*common, "-f", str(file))
-    assert from_file.out == run_loaded(*common, "-", stdin=b"import sys\n").out
-    assert from_file.out == run_loaded(*common, "-p", "import sys\n").out
+    from_file = run(*common, "-f", str(file))
+    assert from_file.out == run(*common, "-", stdin=b"import sys\n").out
+    assert from_file.out == run(*common, "-p", "import sys\n").out
     assert from_file.out.strip()
 
 

@@ -109,41 +109,6 @@ def test_slots_have_two_names(run: Run, fake: type[FakeLLM]) -> None:
         assert fake.calls[0]["config"].expert_slots == 5
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"expert_policy": "fifo"}, "expert_policy is 'fifo'"),
-        ({"expert_policy": None}, "expert_policy is None"),
-        ({"expert_policy": ["lru"]}, r"expert_policy is \['lru'\]"),
-        ({"expert_allocation": "LAYER"}, "expert_allocation is 'LAYER'"),
-        ({"cache_type_k": "f64"}, "cache_type_k is 'f64'"),
-        ({"expert_cache": 5}, "expert_cache is 5, not text"),
-        ({"expert_cache": "lots"}, "--expert-cache: 'lots' is not a size"),
-        ({"host_pool": "8gigs"}, "--host-pool: '8gigs' is not a size"),
-        ({"executor": "both"}, "executor is 'both'"),
-        ({"miss": "cpu"}, "miss is 'cpu'"),
-        ({"promote_on_read": 1}, "promote_on_read is 1"),
-        ({"moe_predict_prefetch": "off"}, "moe_predict_prefetch is 'off'"),
-        ({"expert_resident_ids": (1, 2)}, r"expert_resident_ids is \(1, 2\), not text"),
-        ({"expert_resident_ids": "1,x"}, "--expert-resident-ids: in '1,x', 'x' is not"),
-        ({"expert_slots": 0}, "expert_slots is 0, must be at least 1"),
-        ({"moe_warmpin": -1}, "moe_warmpin is -1"),
-        ({"moe_warmpin": 1.0}, "moe_warmpin is 1.0, not a whole number"),
-    ],
-)
-def test_values_made_in_python_are_checked(asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=f"^{words}") as caught:
-        EngineConfig(**asked)
-    assert caught.value.hint
-
-
-def test_choices_are_all_named() -> None:
-    asked: Any = {"expert_policy": "fifo"}
-    with pytest.raises(UsageError) as caught:
-        EngineConfig(**asked)
-    assert caught.value.hint == "use lru, slru, lfru or forecast"
-
-
 @pytest.mark.parametrize("text", ["LFRU", " lfru", "Lfru "])
 def test_words_are_taken_in_capitals_and_with_blanks(
     run: Run, fake: type[FakeLLM], text: str

@@ -114,12 +114,6 @@ def test_what_is_logged_becomes_a_note(
     assert logging.getLogger("vkmoe").handlers == []
 
 
-def test_options_reach_the_model(run: Run, fake: type[FakeLLM]) -> None:
-    run("generate", "-p", "x", "--expert-stats", "s.txt", VKMOE_EXPERT_PROFILE="p.json")
-    config = fake.calls[0]["config"]
-    assert (config.expert_stats, config.expert_profile) == ("s.txt", "p.json")
-
-
 @pytest.mark.parametrize("flag", ["--expert-stats", "--expert-profile"])
 def test_the_model_is_not_replaced_and_nothing_is_loaded(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 from typer.core import TyperOption
@@ -16,63 +16,46 @@ from vkmoe.option_fields import environment_name, flags_of, long_flag
 from .conftest import FakeLLM, Run
 
 FIELDS = [*dataclasses.fields(EngineConfig), *dataclasses.fields(SamplingConfig)]
-# A value other than the default for each type, and one that cannot be read.
-GIVEN: dict[str, tuple[str, Any, str | None]] = {
-    "device": ("intel", "intel", None),
-    "ctx_size": ("77", 77, "many"),
-    "cache_type_k": ("Q8_0", "q8_0", "f64"),
-    "cache_type_v": ("f32", "f32", "q4_0"),
-    "parallel": ("4", 4, "0"),
-    "ubatch_size": ("64", 64, "some"),
-    "threads": ("3", 3, "0"),
-    "draft": ("Lookup", "lookup", "model"),
-    "validation": ("yes", True, "perhaps"),
-    "tuning": ("TABLE", "table", "chair"),
-    "vram_margin": ("1GiB", "1GiB", "-1"),
-    "expert_mode": ("Hybrid", "hybrid", "gpu"),
-    "cpu_moe": ("0", False, "2"),
-    "n_cpu_moe": ("3", 3, "-1"),
-    "gpu_layers": ("99", 99, "-1"),
-    "expert_cache": ("1.5 gib", "1.5 gib", "0"),
-    "expert_slots": ("9", 9, "0"),
-    "expert_policy": ("lfru", "lfru", "fifo"),
-    "expert_allocation": ("Global", "global", "both"),
-    "moe_warmpin": ("0", 0, "-1"),
-    "moe_warmpin_after": ("5", 5, "0"),
-    "expert_resident_ids": ("1, 2,,3", "1, 2,,3", "1,two"),
-    "host_pool": ("8 GiB", "8 GiB", "0"),
-    "executor": ("Stepped", "stepped", "cut"),
-    "miss": ("gather", "gather", "wait"),
-    "promote_on_read": ("Disabled", False, "2"),
-    "moe_predict_prefetch": ("off", False, "maybe"),
-    "expert_copies": ("wait", "wait", "later"),
-    "expert_profile": ("uses.npz", "uses.npz", None),
-    "expert_stats": ("stats.txt", "stats.txt", None),
-    "temp": ("0.25", 0.25, "warm"),
-    "top_k": ("3", 3, "3.5"),
-    "top_p": ("0.5", 0.5, "1.5"),
-    "min_p": ("0.1", 0.1, "-1"),
-    "repeat_penalty": ("1.5", 1.5, "0"),
-    "repeat_last_n": ("8", 8, "-2"),
-    "presence_penalty": ("0.5", 0.5, "nan"),
-    "frequency_penalty": ("-0.5", -0.5, "inf"),
-    "typical_p": ("0.5", 0.5, "2"),
-    "xtc_probability": ("0.5", 0.5, "-0.1"),
-    "xtc_threshold": ("0.2", 0.2, "1.5"),
-    "dry_multiplier": ("0.8", 0.8, "101"),
-    "dry_base": ("2", 2.0, "0.5"),
-    "dry_allowed_length": ("3", 3, "0"),
-    "dry_penalty_last_n": ("64", 64, "-2"),
-    "dry_sequence_breakers": ('["x"]', '["x"]', "x"),
-    "mirostat": ("2", 2, "3"),
-    "mirostat_tau": ("4.5", 4.5, "-1"),
-    "mirostat_eta": ("0.2", 0.2, "2"),
-    "seed": ("123", 123, "-1"),
+HINTS = get_type_hints(EngineConfig) | get_type_hints(SamplingConfig)
+# Of texts that are read: one that can be, and one that cannot.
+READ = {
+    "vram_margin": ("1GiB", "-1"),
+    "expert_cache": ("1.5 gib", "0"),
+    "expert_resident_ids": ("1, 2,,3", "1,two"),
+    "host_pool": ("8 GiB", "0"),
+    "dry_sequence_breakers": ('["x"]', "x"),
 }
 
 
-# What a field needs beside itself.
-BESIDE = {"expert_num_resident": {"VKMOE_EXPERT_RESIDENT_SELECTION": "first_n"}}
+class Given(NamedTuple):
+    """What an option is given: a text, its value, which is not the default, and wrong texts."""
+
+    text: str
+    value: Any
+    wrong: list[str]
+
+
+def given(item: dataclasses.Field[Any]) -> Given:
+    kinds = [kind for kind in get_args(HINTS[item.name]) if isinstance(kind, type)]
+    kinds = [kind for kind in kinds if kind is not type(None)] or [HINTS[item.name]]
+    if bool in kinds:
+        return Given("Disabled" if item.default is None else "yes", item.default is False, ["2"])
+    if int in kinds or float in kinds:
+        low, high = item.metadata["minimum"], item.metadata["maximum"]
+        value = next(x for x in (high, low, 3) if x not in (None, item.default))
+        wrong = ["many", *(["nan", "inf"] if float in kinds else ["3.5"])]
+        wrong += [] if low is None else [str(low - 1)]
+        return Given(str(value), value, wrong + ([] if high is None else [str(high + 1)]))
+    if str in kinds:
+        text, *wrong = READ.get(item.name, ("some text",))
+        return Given(text, text, wrong)
+    words = [word for word in choices_of(HINTS[item.name]) if word != item.default]
+    return Given(words[-1].title(), words[-1], ["nonsense"])
+
+
+def choices_of(hint: Any) -> list[str]:
+    """All words that a type of words, or of several, has."""
+    return [hint] if isinstance(hint, str) else [x for a in get_args(hint) for x in choices_of(a)]
 
 
 def configured(fake: type[FakeLLM], name: str) -> Any:
@@ -80,12 +63,8 @@ def configured(fake: type[FakeLLM], name: str) -> Any:
     return next(getattr(config, name) for config in configs if hasattr(config, name))
 
 
-def flag_of(item: dataclasses.Field[Any]) -> str:
-    return long_flag(flags_of(item))
-
-
-def test_every_field_has_a_case_here() -> None:
-    assert set(GIVEN) == {item.name for item in FIELDS}
+def name_of(item: dataclasses.Field[Any]) -> str:
+    return item.name
 
 
 def test_defaults_are_those_of_the_dataclasses(
@@ -97,47 +76,41 @@ def test_defaults_are_those_of_the_dataclasses(
     assert fake.calls[1]["sampling"] == SamplingConfig()
 
 
-@pytest.mark.parametrize("item", FIELDS, ids=lambda item: item.name)
+@pytest.mark.parametrize("item", FIELDS, ids=name_of)
 def test_flag_and_variable_set_the_field(
     run: Run, fake: type[FakeLLM], item: dataclasses.Field[Any]
 ) -> None:
-    text, value, _ = GIVEN[item.name]
-    beside = BESIDE.get(item.name, {})
+    text, value, _ = given(item)
     flag = long_flag(flags_of(item), value)
     words = [flag] if isinstance(value, bool) else [flag, text]
-    assert run("generate", "-p", "x", *words, **beside).code == 0
+    assert run("generate", "-p", "x", *words).code == 0
     assert configured(fake, item.name) == value
     fake.calls.clear()
-    assert run("generate", "-p", "x", **{environment_name(item.name): text}, **beside).code == 0
+    assert run("generate", "-p", "x", **{environment_name(item.name): text}).code == 0
     assert configured(fake, item.name) == value
     fake.calls.clear()
     assert run("generate", "-p", "x", **{environment_name(item.name): ""}).code == 0
     assert configured(fake, item.name) == item.default
 
 
-@pytest.mark.parametrize(
-    "item", [item for item in FIELDS if GIVEN[item.name][2]], ids=lambda item: item.name
-)
+@pytest.mark.parametrize("item", [each for each in FIELDS if given(each).wrong], ids=name_of)
 def test_malformed_values_name_flag_and_variable(
     run: Run, fake: type[FakeLLM], item: dataclasses.Field[Any]
 ) -> None:
-    bad = GIVEN[item.name][2]
-    assert bad is not None
-    done = run("generate", "-p", "x", **{environment_name(item.name): bad})
-    assert done.code == 2
-    first = done.err.splitlines()[0]
-    assert first.startswith("error: ")
-    assert environment_name(item.name) in first
-    assert flag_of(item) in first
-    assert bad in first
-    assert not fake.calls
+    for wrong in given(item).wrong:
+        done = run("generate", "-p", "x", **{environment_name(item.name): wrong})
+        assert done.code == 2
+        first = done.err.splitlines()[0]
+        assert first.startswith("error: ") and wrong in first
+        assert environment_name(item.name) in first and long_flag(flags_of(item)) in first
+        assert not fake.calls
 
 
 WORDS = {True: "1 true on yes enabled", False: "0 false off no disabled"}
-SWITCHES = [item for item in FIELDS if isinstance(GIVEN[item.name][1], bool)]
+SWITCHES = [item for item in FIELDS if isinstance(given(item).value, bool)]
 
 
-@pytest.mark.parametrize("item", SWITCHES, ids=lambda item: item.name)
+@pytest.mark.parametrize("item", SWITCHES, ids=name_of)
 def test_variables_of_switches_take_many_words_in_any_case(
     run: Run, fake: type[FakeLLM], item: dataclasses.Field[Any]
 ) -> None:

@@ -67,6 +67,19 @@ def tiny_metadata(**changes: Any) -> dict[str, Any]:
     return {f"tokenizer.ggml.{name}": value for name, value in values.items() if value is not None}
 
 
+def metadata_with(*texts: str, kind: int = TokenType.CONTROL, **changes: Any) -> dict[str, Any]:
+    """The metadata of `tiny_metadata` and tokens 262, 263, ... of one type."""
+    metadata = tiny_metadata(**changes)
+    metadata["tokenizer.ggml.tokens"] += texts
+    metadata["tokenizer.ggml.token_type"] += [int(kind)] * len(texts)
+    return metadata
+
+
+def with_tokens(*texts: str, **options: Any) -> Tokenizer:
+    """The tokenizer of `metadata_with`."""
+    return tokenizer_of(metadata_with(*texts, **options))
+
+
 def spm_metadata(words: list[str], **changes: Any) -> dict[str, Any]:
     """A SentencePiece vocabulary: <unk>, <s>, </s>, 256 byte tokens, then `words`, best first.
 

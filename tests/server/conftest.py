@@ -6,12 +6,14 @@ It computes on the CPU, whose kernels need no compiling, unless a test names ano
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -67,6 +69,35 @@ class Served:
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         return self.client.post(path, json=body, **more)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The host and the port."""
+        parts = urlsplit(self.address)
+        return parts.hostname or "", parts.port or 0
+
+    def raw(self, data: bytes, ends: bool = True) -> bytes:
+        """What comes back for these bytes, with nothing sent behind them."""
+        with socket.create_connection(self.place, 30) as connection:
+            with suppress(OSError):
+                connection.sendall(data)
+                if ends:
+                    connection.shutdown(socket.SHUT_WR)
+            found = b""
+            with suppress(ConnectionResetError):
+                while part := connection.recv(65536):
+                    found += part
+            return found
+
+    def is_idle(self) -> None:
+        """Nothing runs after a moment, and the server answers."""
+        assert self.client.get("/health").status_code == 200
+        for _ in range(200):
+            busy = any(slot["is_processing"] for slot in self.client.get("/slots").json())
+            if not busy and not self.engine.n_waiting:
+                return
+            threading.Event().wait(0.02)
+        raise AssertionError("a reply goes on that has no client")
 
 
 @contextmanager

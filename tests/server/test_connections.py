@@ -28,13 +28,8 @@ PARTS = {"nothing": b"", "half a head": HEAD[:20], "half a body": HEAD + b"{"}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-def place_of(server: Served) -> tuple[str, int]:
-    place = urlsplit(server.address)
-    return place.hostname or "", place.port or 0
-
-
 def connected(server: Served, data: bytes) -> socket.socket:
-    connection = socket.create_connection(place_of(server), 30)
+    connection = socket.create_connection(server.place, 30)
     connection.sendall(data)
     return connection
 
@@ -94,7 +89,7 @@ def ask_for_much(server: Served, kept: str) -> tuple[socket.socket, int]:
     body = json.dumps({"tokens": [lengths.index(max(lengths))] * 300_000}).encode()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-    connection.connect(place_of(server))
+    connection.connect(server.place)
     connection.settimeout(60)
     head = f"POST /detokenize HTTP/1.1\r\nHost: localhost\r\nConnection: {kept}\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -184,7 +179,7 @@ def test_without_handles_it_waits_and_says_so_once(caplog: pytest.LogCaptureFixt
         with no_handles_left():
             for each in clients:
                 each.settimeout(30)
-                each.connect(place_of(server))
+                each.connect(server.place)
                 each.sendall(HEALTH)
             clients[-1].settimeout(1)
             with pytest.raises(TimeoutError):

@@ -9,9 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -251,41 +249,6 @@ RAW: tuple[bytes, ...] = (
 )
 
 
-class Watched:
-    """A server whose log is kept, and which must be sound after every request."""
-
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        place = urlsplit(served.address)
-        self.place = place.hostname or "", place.port or 0
-
-    def raw(self, data: bytes, seconds: float = 30, ends: bool = True) -> bytes:
-        """What comes back for these bytes, with nothing sent behind them."""
-        with socket.create_connection(self.place, seconds) as connection:
-            with suppress(OSError):
-                connection.sendall(data)
-                if ends:
-                    connection.shutdown(socket.SHUT_WR)
-            found = b""
-            with suppress(ConnectionResetError):
-                while part := connection.recv(65536):
-                    found += part
-            return found
-
-    def is_idle(self) -> None:
-        """Nothing runs after a moment, and the server answers."""
-        assert self.served.client.get("/health").status_code == 200
-        for _ in range(200):
-            slots = self.served.client.get("/slots").json()
-            if (
-                not any(slot["is_processing"] for slot in slots)
-                and not self.served.engine.n_waiting
-            ):
-                return
-            time.sleep(0.02)
-        raise AssertionError("a reply goes on that has no client")
-
-
 def calling() -> LLM:
     """The demo model, with a template that has tools."""
     llm = LLM(None, EngineConfig(ctx_size=256, parallel=2))
@@ -294,10 +257,10 @@ def calling() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def watched() -> Iterator[Watched]:
+def watched() -> Iterator[Served]:
     with serving(calling) as served:
         served.wait()
-        yield Watched(served)
+        yield served
 
 
 @pytest.fixture(autouse=True)
@@ -322,11 +285,11 @@ def test_there_are_five_hundred() -> None:
 @pytest.mark.parametrize(
     "bodies", [fields, bytes_of_bodies, conversations], ids=lambda each: each.__name__
 )
-def test_hostile_bodies_are_answered(watched: Watched, bodies: Any) -> None:
+def test_hostile_bodies_are_answered(watched: Served, bodies: Any) -> None:
     """With an error of the request, or a reply where there was nothing wrong after all."""
     wrong = []
     for path, body in bodies():
-        answer = watched.served.client.post(path, content=body)
+        answer = watched.client.post(path, content=body)
         if not is_sound(answer.status_code, answer.content):
             wrong.append((path, body[:200], answer.status_code, answer.text[:200]))
         elif answer.status_code != 200:
@@ -336,7 +299,7 @@ def test_hostile_bodies_are_answered(watched: Watched, bodies: Any) -> None:
 
 
 @pytest.mark.parametrize("requests", [paths(), RAW], ids=["paths", "raw"])
-def test_hostile_bytes_are_refused(watched: Watched, requests: list[bytes]) -> None:
+def test_hostile_bytes_are_refused(watched: Served, requests: list[bytes]) -> None:
     """No second request is found in the body of a first; nothing outside is read."""
     wrong = []
     for data in requests:
@@ -350,7 +313,7 @@ def test_hostile_bytes_are_refused(watched: Watched, requests: list[bytes]) -> N
     watched.is_idle()
 
 
-def test_clients_that_are_slow_or_leave_hold_nothing(watched: Watched) -> None:
+def test_clients_that_are_slow_or_leave_hold_nothing(watched: Served) -> None:
     """Bodies that never end, streams that are not read, connections that are half closed."""
     body = json.dumps({"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True})
     head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -376,7 +339,7 @@ def test_clients_that_are_slow_or_leave_hold_nothing(watched: Watched) -> None:
     watched.is_idle()
 
 
-def test_others_are_answered_while_forms_are_compiled(watched: Watched) -> None:
+def test_others_are_answered_while_forms_are_compiled(watched: Served) -> None:
     """Which takes the square of a schema's properties, and has threads of its own."""
     order: list[str] = []
     statuses: list[int] = []
@@ -385,7 +348,7 @@ def test_others_are_answered_while_forms_are_compiled(watched: Watched) -> None:
     slow = {**SOUND[CHAT], "response_format": form, "tools": None}
 
     def compile_it() -> None:
-        with httpx.Client(base_url=watched.served.address, timeout=120) as client:
+        with httpx.Client(base_url=watched.address, timeout=120) as client:
             statuses.append(client.post(CHAT, json=slow).status_code)
         order.append("compiled")
 
@@ -394,8 +357,8 @@ def test_others_are_answered_while_forms_are_compiled(watched: Watched) -> None:
         thread.start()
     time.sleep(0.2)  # until most have come
     for _ in range(3):
-        assert watched.served.client.get("/health").status_code == 200
-        assert watched.served.post("/tokenize", {"content": "a"}).status_code == 200
+        assert watched.client.get("/health").status_code == 200
+        assert watched.post("/tokenize", {"content": "a"}).status_code == 200
         order.append("answered")
     for thread in threads:
         thread.join()
@@ -404,7 +367,7 @@ def test_others_are_answered_while_forms_are_compiled(watched: Watched) -> None:
     watched.is_idle()
 
 
-def test_the_vocabulary_of_forms_is_there_before_the_first(watched: Watched) -> None:
+def test_the_vocabulary_of_forms_is_there_before_the_first(watched: Served) -> None:
     with serving(calling) as served:
         served.wait()
         for _ in range(500):

@@ -123,12 +123,7 @@ def test_replies_beside_others_are_those_alone(server: Served, texts: dict[str, 
 
     with ThreadPoolExecutor(8) as clients:
         list(clients.map(one, range(len(order))))
-    for _ in range(200):
-        slots = server.client.get("/slots").json()
-        if not any(slot["is_processing"] for slot in slots) and not server.engine.n_waiting:
-            break
-    else:
-        raise AssertionError(slots)
+    server.is_idle()
     assert not server.engine._listeners
 
 

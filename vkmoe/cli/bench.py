@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,20 +17,15 @@ import typer
 
 from vkmoe.bench import defaults
 from vkmoe.cli.notes import note
-from vkmoe.cli.options import Positional, check_plot, chosen_model, config_options, option
+from vkmoe.cli.options import ModelChoice, check_plot, config_options
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.bench.measure import Output
 
 __all__ = ["bench", "decode", "kernels", "transfer"]
-
-
-def _asked(default: Any, *flags: str, help: str, **more: Any) -> Any:
-    """Declare a field that is an option, in the form of those of EngineConfig."""
-    known = {"minimum": None, "maximum": None, "metavar": None, "check": None}
-    return field(default=default, metadata=known | more | {"flags": flags, "help": help})
 
 
 def _numbers(text: str) -> tuple[float, ...] | None:
@@ -52,20 +47,17 @@ def _words(text: str) -> tuple[str, ...]:
 class Report:
     """Says what is wanted beside the table."""
 
-    as_json: bool = _asked(
-        False, "--json", help="Print one JSON document on stdout; the table goes to stderr."
+    as_json: bool = option(
+        False, "Print one JSON document on stdout; the table goes to stderr.", "--json"
     )
-    plot: str | None = _asked(
-        None, "--plot", metavar="FILE", help="Draw the figures too, as PNG, SVG or PDF."
-    )
-    compare: str | None = _asked(
+    plot: str | None = option(None, "Draw the figures too, as PNG, SVG or PDF.", metavar="FILE")
+    compare: str | None = option(
         None,
-        "--compare",
+        "Compare with an earlier run, of which FILE holds the --json document.",
         metavar="FILE",
-        help="Compare with an earlier run, of which FILE holds the --json document.",
     )
-    any_device: bool = _asked(
-        False, "--any-device", help="Compare with a run on another device or by another clock too."
+    any_device: bool = option(
+        False, "Compare with a run on another device or by another clock too."
     )
 
 
@@ -73,13 +65,9 @@ class Report:
 class Effort:
     """Says how much is measured."""
 
-    repeats: int | None = _asked(
-        None, "--repeats", minimum=2, help=f"Take every figure so often. {defaults.REPEATS}"
-    )
-    quick: bool = _asked(
-        False,
-        "--quick",
-        help="Measure less where nothing else is asked: under half a minute on two cores.",
+    repeats: int | None = option(None, f"Take every figure so often. {defaults.REPEATS}", minimum=2)
+    quick: bool = option(
+        False, "Measure less where nothing else is asked: under half a minute on two cores."
     )
 
 
@@ -87,26 +75,21 @@ class Effort:
 class Filters:
     """Says which kernels are run."""
 
-    family: str = _asked("", "--family", metavar="NAMES", help="Only these kernels: matvec,embed.")
-    type: str = _asked(
-        "", "--type", metavar="NAMES", help="Only these types of weights or caches: Q4_K,MXFP4."
-    )
-    model: str = _asked(
+    family: str = option("", "Only these kernels: matvec,embed.", metavar="NAMES")
+    type: str = option("", "Only these types of weights or caches: Q4_K,MXFP4.", metavar="NAMES")
+    model: str = option(
         defaults.MODEL,
+        "Shapes of these models, between commas; a GGUF file for its shapes and types; all.",
         "-m",
         "--model",
         metavar="NAMES",
-        help="Shapes of these models, between commas; a GGUF file for its shapes and types; all.",
     )
-    mapping: Literal["own", "all"] = _asked(
-        "own", "--mapping", help="Variants that this device would choose, or all that it can run."
+    mapping: Literal["own", "all"] = option(
+        "own", "Variants that this device would choose, or all that it can run."
     )
-    shape: str = _asked("", "--shape", help="Only shapes with this in their text: head.")
-    largest_mib: float | None = _asked(
-        None,
-        "--largest-mib",
-        minimum=0.001,
-        help=f"Leave larger matrices out. {defaults.LARGEST_MIB}",
+    shape: str = option("", "Only shapes with this in their text: head.")
+    largest_mib: float | None = option(
+        None, f"Leave larger matrices out. {defaults.LARGEST_MIB}", minimum=0.001
     )
 
 
@@ -114,20 +97,25 @@ class Filters:
 class Amounts:
     """Says how much the parts of `vkmoe bench transfer` measure."""
 
-    submits: int | None = _asked(
-        None, "--submits", minimum=1, help=f"Empty submits. {defaults.SUBMITS}"
+    submits: int | None = option(None, f"Empty submits. {defaults.SUBMITS}", minimum=1)
+    dispatches: int | None = option(
+        None, f"Dispatches in a submit. {defaults.DISPATCHES}", minimum=1
     )
-    dispatches: int | None = _asked(
-        None, "--dispatches", minimum=1, help=f"Dispatches in a submit. {defaults.DISPATCHES}"
+    copy_mib: str = option(
+        "", f"Sizes of copies. {defaults.COPY_MIB}", metavar="SIZES", check=_numbers
     )
-    copy_mib: str = _asked(
-        "", "--copy-mib", metavar="SIZES", check=_numbers,
-        help=f"Sizes of copies. {defaults.COPY_MIB}",
-    )  # fmt: skip
-    read_mib: str = _asked(
-        "", "--read-mib", metavar="SIZES", check=_numbers,
-        help=f"Matrices in each memory type. {defaults.READ_MIB}",
-    )  # fmt: skip
+    read_mib: str = option(
+        "", f"Matrices in each memory type. {defaults.READ_MIB}", metavar="SIZES", check=_numbers
+    )
+
+
+@dataclass(frozen=True)
+class Length:
+    """Says how long a text `vkmoe bench decode` generates."""
+
+    tokens: int | None = option(
+        None, f"Decode so many in each repeat. {defaults.TOKENS}", minimum=1
+    )
 
 
 def bench(context: typer.Context) -> None:
@@ -223,19 +211,8 @@ def transfer(
 def decode(
     *,
     context: typer.Context,
-    positional: Positional = None,
-    model: Annotated[
-        str | None, option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        option(
-            "--tokens",
-            kind=int,
-            minimum=1,
-            help=f"Decode so many in each repeat. {defaults.TOKENS}",
-        ),
-    ] = None,
+    which: ModelChoice,
+    length: Length,
     config: EngineConfig,
     effort: Effort,
     report: Report,
@@ -248,8 +225,8 @@ def decode(
     """
     from vkmoe.bench.decode import DecodeChoice, run
 
-    chosen = chosen_model(context, positional, model)
-    choice = DecodeChoice(tokens, effort.repeats, effort.quick)
+    chosen = which.path(context)
+    choice = DecodeChoice(length.tokens, effort.repeats, effort.quick)
     _report(report, "decode", lambda output: run(chosen, config, choice, output))
 
 

@@ -10,31 +10,18 @@ import sys
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkmoe.cli.generate import note_statistics, reply_limits, watched
+from vkmoe.cli.generate import note_statistics, watched
 from vkmoe.cli.notes import note, opened
-from vkmoe.cli.options import (
-    IgnoreEos,
-    MaxTokens,
-    Model,
-    Positional,
-    Quiet,
-    Stop,
-    Verbose,
-    chosen_model,
-    config_options,
-    is_given,
-    is_typed,
-    option,
-)
+from vkmoe.cli.options import Limits, ModelChoice, Output, config_options, is_given, is_typed
 from vkmoe.cli.remote import RemoteModel
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, ServerError, UsageError
 from vkmoe.generate.prompts import RESERVED
-from vkmoe.option_fields import flags_of, long_flag
+from vkmoe.option_fields import flags_of, long_flag, option
 
 if TYPE_CHECKING:
     from vkmoe.generate.tools import ReplyEvent
@@ -47,60 +34,54 @@ _ORDERS = (*range(9), 11, 12, *range(14, 32), *range(127, 160))
 _HARMLESS = dict.fromkeys(_ORDERS, "\N{REPLACEMENT CHARACTER}")
 
 
+@dataclass(frozen=True)
+class _Talk:
+    system: str | None = option(None, "The system message.")
+    chat_template_kwargs: str | None = option(
+        None,
+        "Names for the chat template, such as '{\"enable_thinking\": false}' for Qwen3.",
+        metavar="JSON",
+    )
+    server: str | None = option(
+        None,
+        "Talk with the model of a running `vkmoe serve`, or of another server with "
+        "/v1/chat/completions; none is loaded here.",
+        metavar="URL",
+    )
+    api_key: str | None = option(None, "The key that --server asks for.", metavar="KEY")
+
+
+_UNLIMITED = Limits(max_tokens=-1)
+
+
 @config_options
 def chat(
     context: typer.Context,
     *,
-    positional: Positional = None,
-    model: Model = None,
-    system: Annotated[str | None, option("--system", help="The system message.")] = None,
-    chat_template_kwargs: Annotated[
-        str | None,
-        option(
-            "--chat-template-kwargs",
-            metavar="JSON",
-            help="Names for the chat template, such as '{\"enable_thinking\": false}' for Qwen3.",
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        option(
-            "--server",
-            metavar="URL",
-            help="Talk with the model of a running `vkmoe serve`, or of another server with "
-            "/v1/chat/completions; none is loaded here.",
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None, option("--api-key", metavar="KEY", help="The key that --server asks for.")
-    ] = None,
-    max_tokens: MaxTokens = -1,
-    stop: Stop = None,
-    ignore_eos: IgnoreEos = False,
+    which: ModelChoice,
+    talk: _Talk,
+    limits: Limits = _UNLIMITED,
     sampling: SamplingConfig,
     engine: EngineConfig,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    output: Annotated[Output, ("verbose", "quiet")],
 ) -> None:
     """Talk with a model. /clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops a reply.
 
     What models think before they answer goes to stderr, as far as that can be read out of their
     text; --quiet hides it.
     """
-    names = template_names(chat_template_kwargs)
-    limits = reply_limits(max_tokens, stop, ignore_eos)
-    if server is not None and not _is_local(context, server):
-        if verbose and quiet:
-            raise UsageError("--verbose and --quiet contradict each other", "give one of them")
-        values = {**vars(sampling), **limits, "chat_template_kwargs": names}
-        remote = RemoteModel(server, api_key, _options(context, values), quiet)
+    names = template_names(talk.chat_template_kwargs)
+    system, verbose, quiet = talk.system, output.verbose, output.quiet
+    if talk.server is not None and not _is_local(context, talk.server):
+        values = {**vars(sampling), **limits.of_request, "chat_template_kwargs": names}
+        remote = RemoteModel(talk.server, talk.api_key, _options(context, values), quiet)
         _talk(Conversation(remote, system, quiet), verbose)
         return
-    if api_key is not None and is_typed(context, "api_key"):
+    if talk.api_key is not None and is_typed(context, "api_key"):
         raise UsageError("--api-key is for --server", "name the server: --server URL")
-    chosen = chosen_model(context, positional, model)
-    with opened(chosen, engine, verbose, quiet) as llm:
-        _talk(Conversation(LocalModel(llm, names, sampling, limits, quiet), system, quiet), verbose)
+    with opened(which.path(context), engine, verbose, quiet) as llm:
+        local = LocalModel(llm, names, sampling, limits, quiet)
+        _talk(Conversation(local, system, quiet), verbose)
 
 
 def _is_local(context: typer.Context, server: str) -> bool:
@@ -145,19 +126,6 @@ def template_names(text: str | None) -> dict[str, Any]:
     return names
 
 
-class ReplyModel(Protocol):
-    """Describes what a conversation is led with."""
-
-    def reply(self, messages: list[dict[str, str]]) -> Generator[ReplyEvent, None, None]:
-        """Yield the reply to these messages, event by event; closed early, it ends.
-
-        Raises PromptError and ServerError where there is none.
-        """
-
-    def note_statistics(self) -> None:
-        """Write what the last reply took to stderr."""
-
-
 class LocalModel:
     """Gives the replies of a model that is loaded here."""
 
@@ -166,7 +134,7 @@ class LocalModel:
         llm: LLM,
         names: dict[str, Any],
         sampling: SamplingConfig,
-        limits: dict[str, Any],
+        limits: Limits,
         quiet: bool,
     ) -> None:
         """Take `names` for the template. Raises UnsupportedModelError where there is none."""
@@ -175,19 +143,17 @@ class LocalModel:
         self._template = llm.chat_template
 
     def reply(self, messages: list[dict[str, str]]) -> Generator[ReplyEvent, None, None]:
-        """Yield the reply to these messages. Raises PromptError."""
+        """Yield the reply to these messages; closed early, it ends. Raises PromptError."""
         from vkmoe.generate.tools import ReplyParser, ToolFamily
 
         tokenizer = self._llm.tokenizer
         # Other models show their thoughts as they write them.
-        parser = ReplyParser(ToolFamily("harmony" if tokenizer.has_channels else "none"))
+        family = ToolFamily("harmony" if tokenizer.has_channels else "none")
+        parser = ReplyParser(family, drops_blank=tokenizer.adds_space)
         prompt = self._template.render(messages, **self._names)
         ids = tokenizer.encode(prompt, add_special=False)
-        has_blank = tokenizer.adds_space  # before its first word, not to be shown
         for piece in watched(self._llm, ids, self._sampling, self._limits, self._quiet):
-            text = piece.text.removeprefix(" ") if has_blank else piece.text
-            has_blank = has_blank and not piece.text
-            yield from parser.feed(text)
+            yield from parser.feed(piece.text)
         yield from parser.finish()
 
     def note_statistics(self) -> None:
@@ -200,7 +166,7 @@ class LocalModel:
 class Conversation:
     """Holds the messages so far, and shows one reply after the other."""
 
-    model: ReplyModel
+    model: LocalModel | RemoteModel
     system: str | None
     quiet: bool = False  # no thoughts on stderr
     messages: list[dict[str, str]] = field(default_factory=list)

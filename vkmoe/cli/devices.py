@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vkmoe.cli.notes import cpu_notes, note
-from vkmoe.cli.options import Json, option
+from vkmoe.cli.options import Output, config_options
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
@@ -17,32 +18,32 @@ if TYPE_CHECKING:
 __all__ = ["devices"]
 
 
-def devices(
-    *,
-    device: Annotated[
-        str | None, option("--device", help="Mark this device: its index or part of its name.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class _Wanted:
+    device: str | None = option(None, "Mark this device: its index or part of its name.")
+
+
+@config_options
+def devices(*, wanted: _Wanted, output: Annotated[Output, ("as_json",)]) -> None:
     """List the devices of all Vulkan drivers, and the CPU; an asterisk marks the one to be used."""
     from vkmoe.devices import choose_device, list_devices, without_cpu
     from vkmoe.errors import NoDeviceError
 
     found = list_devices()
     try:
-        chosen: DeviceInfo | None = choose_device(found, device)
+        chosen: DeviceInfo | None = choose_device(found, wanted.device)
     except NoDeviceError:
-        if device is not None:
+        if wanted.device is not None:
             raise
         chosen = None
-    if as_json:
-        facts = [{**dataclasses.asdict(item), "chosen": item is chosen} for item in found]
+    if output.as_json:
+        facts = [{**asdict(item), "chosen": item is chosen} for item in found]
         typer.echo(json.dumps(facts, indent=2, default=sorted))  # sets as lists
         return
     for item in found:
         typer.echo(_line(item, item is chosen))
     if chosen is not None and chosen.is_cpu:
-        for line in cpu_notes(chosen, device):
+        for line in cpu_notes(chosen, wanted.device):
             note(line)
     elif reason := without_cpu():
         note(reason)

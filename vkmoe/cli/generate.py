@@ -6,83 +6,67 @@ them too.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from vkmoe.cli.notes import counting, note, opened, prompt_progress
 from vkmoe.cli.options import (
-    IgnoreEos,
-    Json,
-    MaxTokens,
-    Model,
-    Prompt,
-    PromptFile,
-    Quiet,
-    Stop,
-    Verbose,
-    Words,
-    chosen_model,
+    Limits,
+    Output,
+    PromptChoice,
+    check_output,
     config_options,
     is_typed,
-    option,
-    prompt_source,
     read_source,
-    split_words,
 )
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.prompts import PromptLine, RepliesFile, read_prompts
 from vkmoe.interrupts import INTERRUPTED
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM, GenerationResult, GenerationStatistics, Piece, Request
 
-__all__ = ["generate", "note_statistics", "reply_limits", "watched", "write_reply"]
+__all__ = ["generate", "note_statistics", "watched", "write_reply"]
+
+
+@dataclass(frozen=True)
+class _Many:
+    prompts: str | None = option(
+        None,
+        "Reply to every line of a file (- is standard input): JSON objects with prompt or "
+        "messages, and id, max_tokens, stop, seed, temp and so on where they differ. Each "
+        "reply is one line of JSON, written when it is finished.",
+        metavar="FILE",
+    )
+    output: str | None = option(
+        None,
+        "Where replies to --prompts go. Those that are there already are not generated "
+        "again. Default: standard output.",
+        "-o",
+        "--output",
+        metavar="FILE",
+    )
 
 
 @config_options
 def generate(
     context: typer.Context,
     *,
-    words: Words = None,
-    model: Model = None,
-    prompt: Prompt = None,
-    file: PromptFile = None,
-    prompts: Annotated[
-        str | None,
-        option(
-            "--prompts",
-            metavar="FILE",
-            help="Reply to every line of a file (- is standard input): JSON objects with prompt or "
-            "messages, and id, max_tokens, stop, seed, temp and so on where they differ. Each "
-            "reply is one line of JSON, written when it is finished.",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Where replies to --prompts go. Those that are there already are not generated "
-            "again. Default: standard output.",
-        ),
-    ] = None,
-    max_tokens: MaxTokens = 256,
-    stop: Stop = None,
-    ignore_eos: IgnoreEos = False,
+    given: PromptChoice,
+    many: _Many,
+    limits: Limits,
     sampling: SamplingConfig,
     engine: EngineConfig,
-    as_json: Json = False,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Let a model continue a prompt: -p TEXT, -f FILE, or - for standard input.
 
@@ -91,79 +75,60 @@ def generate(
     With --prompts FILE it replies to many, --parallel at once; after Ctrl-C, the same command goes
     on where it ended if it has an --output.
     """
-    positional, stdin = split_words(words or [])
-    chosen = chosen_model(context, positional, model)
-    limits = reply_limits(max_tokens, stop, ignore_eos)
-    given = {"prompt": prompt, "file": file, "stdin": "-" if stdin else None, "prompts": prompts}
-    source, value = prompt_source(context, **given)
+    chosen, quiet = given.path(context), output.quiet
+    source, value = given.source(context, prompts=many.prompts)
     if source == "prompts":
-        lines = read_prompts(Path(value), sampling, limits)
-        with _replies_file(output, value, engine) as replies:
+        lines = read_prompts(Path(value), sampling, limits.of_request)
+        with _replies_file(many.output, value, engine) as replies:
             left = [line for line in lines if line.id not in replies.ids]
             if not quiet and len(left) < len(lines):
-                note(f"{len(lines) - len(left)} of {len(lines)} replies are in {output} already")
+                n_there = len(lines) - len(left)
+                note(f"{n_there} of {len(lines)} replies are in {many.output} already")
             if left:
-                with opened(chosen, engine, verbose, quiet) as llm:
+                with opened(chosen, engine, output.verbose, quiet) as llm:
                     _reply_to_all(llm, Path(value), left, replies, quiet)
         return
-    if output is not None and is_typed(context, "output"):
+    if many.output is not None and is_typed(context, "output"):
         raise UsageError("--output is for replies to --prompts", "send the text to a file: > FILE")
     text = read_source(source, value)
-    with opened(chosen, engine, verbose, quiet) as llm:
-        write_reply(llm, text, sampling, limits, as_json, quiet)
-
-
-def reply_limits(max_tokens: int, stop: list[str] | None, ignore_eos: bool) -> dict[str, Any]:
-    """Return what ends a reply, in the form that `LLM.stream` takes."""
-    return {
-        "max_tokens": None if max_tokens < 0 else max_tokens,
-        "stop": stop or [],
-        "ignore_eos": ignore_eos,
-    }
+    with opened(chosen, engine, output.verbose, quiet) as llm:
+        write_reply(llm, text, sampling, limits, output)
 
 
 def write_reply(
-    llm: LLM,
-    prompt: str,
-    sampling: SamplingConfig,
-    limits: dict[str, Any],
-    as_json: bool,
-    quiet: bool,
+    llm: LLM, prompt: str, sampling: SamplingConfig, limits: Limits, output: Output
 ) -> None:
     """Stream the reply, then the statistics. Raises typer.Exit after Ctrl-C."""
-    texts: list[str] = []
-    token_ids: list[int] = []
+    pieces: list[Piece] = []
     interrupted = False
     try:
-        for piece in watched(llm, prompt, sampling, limits, quiet):
-            texts.append(piece.text)
-            if piece.token_id >= 0:
-                token_ids.append(piece.token_id)
-            if not as_json:
+        for piece in watched(llm, prompt, sampling, limits, output.quiet):
+            pieces.append(piece)
+            if not output.as_json:
                 sys.stdout.write(piece.text)
                 sys.stdout.flush()
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        if not as_json and texts:
+        if not output.as_json and pieces:
             typer.echo()  # also before an error message
     statistics = llm.last_statistics
     reason = "interrupt" if interrupted or statistics is None else statistics.finish_reason
-    if statistics is not None and as_json:
-        document = _document(llm, statistics, "".join(texts), token_ids, reason)
+    if statistics is not None and output.as_json:
+        document = _document(llm, statistics, pieces, reason)
         typer.echo(json.dumps(document, ensure_ascii=False, indent=2))
-    if not quiet:
+    if not output.quiet:
         note_statistics(llm, reason)
     if reason == "interrupt":
         raise typer.Exit(INTERRUPTED)
 
 
 def watched(
-    llm: LLM, prompt: str | list[int], sampling: SamplingConfig, limits: dict[str, Any], quiet: bool
+    llm: LLM, prompt: str | list[int], sampling: SamplingConfig, limits: Limits, quiet: bool
 ) -> Iterator[Piece]:
     """Stream a reply, with a bar on stderr while a long prompt is read."""
     with prompt_progress(shown=not quiet) as progress:
-        yield from llm.stream(prompt, sampling, progress=progress, **limits)
+        yield from llm.stream(prompt, sampling, progress=progress, **limits.of_request)
 
 
 # ----- many prompts -----
@@ -171,19 +136,10 @@ def watched(
 
 def _replies_file(output: str | None, prompts: str, engine: EngineConfig) -> RepliesFile:
     """Open the file for replies before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.records.keeper import (
-        check_outputs,
-        reason_against_writing,
-        record_outputs,
-    )
-
     if output is None:
         return RepliesFile(None)
-    path = Path(output)
-    check_outputs([("--output", path), *record_outputs(engine)], [prompts])
-    if reason := reason_against_writing(path):
-        raise VkmoeError(f"the replies cannot be written: {reason}", "give another --output")
-    return RepliesFile(path)
+    check_output("--output", Path(output), "the replies", [prompts], engine)
+    return RepliesFile(Path(output))
 
 
 def _reply_to_all(
@@ -268,17 +224,17 @@ def note_statistics(llm: LLM, reason: str) -> None:
 
 
 def _document(
-    llm: LLM, statistics: GenerationStatistics, text: str, token_ids: list[int], reason: str
+    llm: LLM, statistics: GenerationStatistics, pieces: Sequence[Piece], reason: str
 ) -> dict[str, Any]:
     """Return the result of --json; rates are tokens per second."""
     from vkmoe.experts.records.report import as_document
 
     experts = as_document(llm.expert_statistics)
     cache = ("hit_rate", "n_uses", "n_hits", "policy", "copies", "predictions")
-    values = dataclasses.asdict(statistics) | {"finish_reason": reason}  # Ctrl-C may come after it
+    values = asdict(statistics) | {"finish_reason": reason}  # Ctrl-C may come after it
     return {
-        "text": text,
-        "token_ids": token_ids,
+        "text": "".join(piece.text for piece in pieces),
+        "token_ids": [piece.token_id for piece in pieces if piece.token_id >= 0],
         "finish_reason": reason,
         "model": llm.spec.name,
         "device": llm.device_info.name,

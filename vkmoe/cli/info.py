@@ -14,7 +14,8 @@ import typer
 
 from vkmoe.cli.cache.tune import tuning_lines
 from vkmoe.cli.notes import idle_notes, mode_line
-from vkmoe.cli.options import Model, Positional, chosen_model, config_options
+from vkmoe.cli.options import ModelChoice, config_options
+from vkmoe.cli.plan import decide_here
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
@@ -31,24 +32,16 @@ _MIB = 1 << 20
 
 
 @config_options
-def info(
-    context: typer.Context,
-    *,
-    positional: Positional = None,
-    model: Model = None,
-    engine: EngineConfig,
-) -> None:
+def info(context: typer.Context, *, which: ModelChoice, engine: EngineConfig) -> None:
     """Show what is in a model file, and the memory plan on the chosen device.
 
     Loads nothing. Without MODEL it describes the built-in demo model.
     """
     from vkmoe.gguf_file import open_gguf
-    from vkmoe.llm import demo_model_path
     from vkmoe.models import ModelFile, read_spec
     from vkmoe.models.tensors import read_tensors
 
-    path = chosen_model(context, positional, model)
-    with open_gguf(path if path is not None else demo_model_path()) as file:
+    with open_gguf(which.file(context)) as file:
         typer.echo("\n".join(_file_lines(file)))  # at once: what comes next may be unsupported
         spec = read_spec(file)
         typer.echo("\n".join(spec_lines(spec)))
@@ -114,10 +107,9 @@ def _tokenizer_lines(file: GgufFile) -> list[str]:
 def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     """Show the plan on the chosen device, or say why there is none."""
     from vkmoe.devices import choose_device, list_devices
-    from vkmoe.experts.decide.settings import copies_overlap, sizing_line
-    from vkmoe.placement.decide import Choosing, decide
+    from vkmoe.experts.decide.settings import sizing_line
+    from vkmoe.placement.decide import Choosing
     from vkmoe.placement.forecast.measured import recall_speeds
-    from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
     from vkmoe.placement.remembered import Recalled, recall, with_measured
 
     try:
@@ -126,16 +118,11 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
         if config.device is not None:
             raise
         return [f"plan          none: {error}"]
-    # Without opening the device: those with memory of their own have engines for copies.
-    overlaps = copies_overlap(config, has_queue=not device.is_uma)
     recalled = Recalled() if config.tuning == "table" else recall(device)
     tuning = with_measured(device, recalled)
     found = recall_speeds(device, Path(model.file.path), config.tuning)
     choosing = Choosing(lambda: found.speeds, corrections=found.corrections)
-    choice = known_choice(mode_question(config, model, device, tuning, choosing), config)
-    decided = decide_with(
-        choice, config, lambda asked: decide(asked, model, device, tuning, choosing, overlaps)
-    ).plan
+    decided = decide_here(config, model, device, tuning, choosing)[0].plan
     mode = decided.mode
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:

@@ -16,6 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,33 +25,20 @@ import typer
 
 from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, prefetch_contradicts
 from vkmoe.errors import PromptError, UsageError, VkmoeError
-from vkmoe.option_fields import environment_name, flags_of, long_flag
+from vkmoe.option_fields import environment_name, flags_of, long_flag, option
 
 __all__ = [
-    "IgnoreEos",
-    "Json",
-    "MaxTokens",
-    "Model",
-    "Positional",
-    "Prompt",
-    "PromptFile",
-    "Quiet",
-    "Stop",
-    "Verbose",
-    "Words",
+    "Limits",
+    "ModelChoice",
+    "Output",
+    "PromptChoice",
+    "check_output",
     "check_plot",
-    "chosen_model",
     "config_options",
     "is_given",
     "is_typed",
-    "option",
-    "prompt_source",
-    "read_prompt",
     "read_source",
-    "split_words",
 ]
-
-_PASSED_ON = ("help", "minimum", "maximum", "metavar", "check")  # of a field, to its option
 
 
 def _is_idle_in(mode: str, asked: str, by: Any, value: Any) -> bool:
@@ -73,31 +61,6 @@ _RIVALS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
         for asked in ("expert_mode", "cpu_moe", "n_cpu_moe")
     ),
 )
-
-
-def option(
-    *flags: str,
-    help: str,
-    kind: Any = str,
-    metavar: str | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    check: Callable[[str], object] | None = None,
-    callback: Callable[..., Any] | None = None,
-) -> Any:
-    """Make a `typer.Option` for use in `Annotated`, with the variable named after the long flag.
-
-    `kind` is the type of the value: str, bool, int, float or a Literal; bounds are inclusive.
-    `check` raises UsageError for a text that is malformed.
-    """
-    return typer.Option(
-        *flags,
-        help=help,
-        envvar=environment_name(long_flag(flags)[2:].replace("-", "_")),
-        metavar=metavar or _placeholder(kind),
-        parser=_reader(kind, minimum, maximum, check),
-        callback=callback,
-    )
 
 
 def is_typed(context: typer.Context, name: str) -> bool:
@@ -190,116 +153,161 @@ def _checked(value: Any, check: Callable[[str], object]) -> str:
 
 
 # ----- the options that commands share -----
+# ruff: noqa: RUF009  (an option is a field of its own, not a default that instances share)
 
-# Hidden from the list of options, where typer would show its type; the usage line has its metavar.
-Positional = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
-Words = Annotated[list[str] | None, typer.Argument(metavar="[MODEL] [-]", hidden=True)]
-Prompt = Annotated[str | None, option("-p", "--prompt", help="The prompt.")]
-PromptFile = Annotated[
-    str | None, option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
-]
-Model = Annotated[
-    str | None, option("-m", "--model", metavar="FILE", help="The model, a GGUF file.")
-]
-MaxTokens = Annotated[
-    int,
-    option(
+
+def _argument(metavar: str) -> Any:
+    """Declare a field that is given without a flag.
+
+    It is hidden from the list of options, where typer would show its type; the usage line has it.
+    """
+    return dataclasses.field(default=None, metadata={"argument": metavar})
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Says which model is run."""
+
+    positional: str | None = _argument("[MODEL]")
+    model: str | None = option(None, "The model, a GGUF file.", "-m", "--model", metavar="FILE")
+
+    def path(self, context: typer.Context) -> str | None:
+        """Choose MODEL or -m; None for the demo model. Raises UsageError for two of them."""
+        return _chosen_model(context, self.positional, self.model)
+
+    def file(self, context: typer.Context) -> str | Path:
+        """Return the path of the file, which may be the demo model's. Raises as `path` does."""
+        from vkmoe.llm import demo_model_path
+
+        path = self.path(context)
+        return path if path is not None else demo_model_path()
+
+
+@dataclass(frozen=True)
+class PromptChoice:
+    """Says which model is run, and where its prompt is."""
+
+    words: list[str] | None = _argument("[MODEL] [-]")
+    model: str | None = option(None, "The model, a GGUF file.", "-m", "--model", metavar="FILE")
+    prompt: str | None = option(None, "The prompt.", "-p", "--prompt")
+    file: str | None = option(None, "Read the prompt from a file.", "-f", "--file", metavar="FILE")
+
+    def path(self, context: typer.Context) -> str | None:
+        """Choose the model as ModelChoice does; a word `-` asks for standard input, in any order.
+
+        Raises UsageError for two models.
+        """
+        models = [word for word in self.words or () if word != "-"]
+        if len(models) > 1:
+            raise UsageError(
+                f"more than one model given: {', '.join(models)}",
+                'a prompt needs -p: -p "some text"',
+            )
+        return _chosen_model(context, models[0] if models else None, self.model)
+
+    def source(self, context: typer.Context, **others: str | None) -> tuple[str, str]:
+        """Choose the one source of a prompt that was given, by name; what is typed wins.
+
+        Raises UsageError unless there is exactly one, of these and `others`.
+        """
+        stdin = "-" if "-" in (self.words or ()) else None
+        given = {"prompt": self.prompt, "file": self.file, "stdin": stdin, **others}
+        sources = {name: value for name, value in given.items() if value is not None}
+        typed = {n: sources[n] for n in sources if n == "stdin" or is_typed(context, n)}
+        if len(typed or sources) != 1:
+            also = ", --prompts FILE" if "prompts" in given else ""
+            raise UsageError(
+                f"{'more than one' if sources else 'no'} prompt given",
+                f"give exactly one of -p TEXT, -f FILE{also} and - (standard input)",
+            )
+        ((name, value),) = (typed or sources).items()
+        return name, value
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Says what ends a reply."""
+
+    max_tokens: int = option(
+        256,
+        "Most tokens of a reply; -1: until the context is full.",
         "-n",
         "--max-tokens",
-        kind=int,
         minimum=-1,
-        help="Most tokens of a reply; -1: until the context is full.",
-    ),
-]
-Stop = Annotated[
-    list[str] | None,
-    option(
-        "--stop",
-        callback=_stop_strings,
-        help="End the reply before this text; repeatable (in the variable: one per line).",
-    ),
-]
-IgnoreEos = Annotated[
-    bool, option("--ignore-eos", kind=bool, help="Never choose the tokens that end a reply.")
-]
-Json = Annotated[bool, option("--json", kind=bool, help="Print one JSON document.")]
-Verbose = Annotated[
-    bool, option("-v", "--verbose", kind=bool, help="Print device, memory plan and more.")
-]
-Quiet = Annotated[
-    bool, option("-q", "--quiet", kind=bool, help="Print errors and the result only.")
-]
+    )
+    stop: list[str] | None = option(
+        None, "End the reply before this text; repeatable (in the variable: one per line)."
+    )
+    ignore_eos: bool = option(False, "Never choose the tokens that end a reply.")
+
+    @property
+    def of_request(self) -> dict[str, Any]:
+        """Return them in the form that `LLM.request` takes."""
+        n_tokens = None if self.max_tokens < 0 else self.max_tokens
+        return {"max_tokens": n_tokens, "stop": self.stop or [], "ignore_eos": self.ignore_eos}
+
+
+@dataclass(frozen=True)
+class Output:
+    """Says what is printed."""
+
+    as_json: bool = option(False, "Print one JSON document.", "--json")
+    verbose: bool = option(False, "Print device, memory plan and more.", "-v", "--verbose")
+    quiet: bool = option(False, "Print errors and the result only.", "-q", "--quiet")
+
+    def __post_init__(self) -> None:
+        if self.verbose and self.quiet:
+            raise UsageError("--verbose and --quiet contradict each other", "give one of them")
+
+
+def _chosen_model(context: typer.Context, positional: str | None, named: str | None) -> str | None:
+    if positional is not None and named is not None and is_typed(context, "model"):
+        raise UsageError(f"two models given: {positional} and -m {named}", "name the model once")
+    return positional if positional is not None else named
 
 
 # ----- files to write -----
+
+
+def check_output(
+    flag: str,
+    path: Path,
+    what: str,
+    inputs: Sequence[str],
+    engine: EngineConfig | None = None,
+) -> None:
+    """Raise VkmoeError before the work where `what` could not be written, or over an input.
+
+    `engine` names further files that are written.
+    """
+    from vkmoe.experts.records.keeper import (
+        check_outputs,
+        reason_against_writing,
+        record_outputs,
+    )
+
+    records = record_outputs(engine) if engine is not None else ()
+    check_outputs([(flag, path), *records], inputs)
+    if reason := reason_against_writing(path):
+        raise VkmoeError(f"{what} cannot be written: {reason}", f"give another {flag}")
 
 
 def check_plot(plot: str, inputs: Sequence[str]) -> None:
     """Raise VkmoeError before the work where the plot could not be drawn."""
     from importlib.util import find_spec
 
-    from vkmoe.experts.records.keeper import check_outputs, reason_against_writing
-
     if find_spec("matplotlib") is None:
         raise VkmoeError("--plot needs matplotlib", 'pip install "vkmoe[plot]"')
     if Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot is {plot!r}, not a picture", "name it .png, .svg or .pdf")
-    check_outputs([("--plot", Path(plot))], inputs)
-    if reason := reason_against_writing(Path(plot)):
-        raise VkmoeError(f"the plot cannot be written: {reason}", "give another --plot")
-
-
-# ----- the model and the prompt -----
-
-
-def split_words(words: Sequence[str]) -> tuple[str | None, bool]:
-    """Return the positional MODEL, and whether a `-` asks for standard input, in any order."""
-    models = [word for word in words if word != "-"]
-    if len(models) > 1:
-        raise UsageError(
-            f"more than one model given: {', '.join(models)}", 'a prompt needs -p: -p "some text"'
-        )
-    return (models[0] if models else None), "-" in words
-
-
-def chosen_model(
-    context: typer.Context, positional: str | None, option_value: str | None
-) -> str | None:
-    """Choose MODEL or -m; None for the demo model. Raises UsageError for two of them."""
-    if positional is not None and option_value is not None and is_typed(context, "model"):
-        raise UsageError(
-            f"two models given: {positional} and -m {option_value}", "name the model once"
-        )
-    return positional if positional is not None else option_value
-
-
-def read_prompt(context: typer.Context, text: str | None, file: str | None, stdin: bool) -> str:
-    """Read the prompt from TEXT, a file or standard input; what is no UTF-8 is replaced.
-
-    Raises UsageError unless there is exactly one source, PromptError if it is empty or unreadable.
-    """
-    return read_source(*prompt_source(context, prompt=text, file=file, stdin="-" * stdin or None))
-
-
-def prompt_source(context: typer.Context, **given: str | None) -> tuple[str, str]:
-    """Choose the one source of a prompt that was given, by name; what is typed wins.
-
-    Raises UsageError unless there is exactly one.
-    """
-    sources = {name: value for name, value in given.items() if value is not None}
-    typed = {name: sources[name] for name in sources if name == "stdin" or is_typed(context, name)}
-    if len(typed or sources) != 1:
-        others = ", --prompts FILE" if "prompts" in given else ""
-        raise UsageError(
-            f"{'more than one' if sources else 'no'} prompt given",
-            f"give exactly one of -p TEXT, -f FILE{others} and - (standard input)",
-        )
-    ((name, value),) = (typed or sources).items()
-    return name, value
+    check_output("--plot", Path(plot), "the plot", inputs)
 
 
 def read_source(name: str, value: str, what: str = "prompt") -> str:
-    """Read a prompt, or `what` it is, from what `prompt_source` chose. Raises PromptError."""
+    """Read a prompt, or `what` it is, from what `PromptChoice.source` chose.
+
+    What is no UTF-8 is replaced. Raises PromptError if it is empty or unreadable.
+    """
     if name == "prompt":
         data = os.fsencode(value)
     elif value == "-":
@@ -323,8 +331,9 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: each parameter that is a config dataclass becomes its fields' options.
 
     `def f(*, sampling: SamplingConfig)` is shown to typer as `f(*, temp: float, top_k: int, ...)`
-    and called with the config made of their values. `Annotated[EngineConfig, NAMES]` has options
-    for the fields in the tuple NAMES alone; the others keep their defaults.
+    and called with the config made of their values. A config as the parameter's default has the
+    defaults. `Annotated[EngineConfig, NAMES]` has options for the fields in the tuple NAMES alone;
+    the others keep their defaults.
     """
     signature = inspect.signature(function, eval_str=True)
     configs: dict[str, tuple[type[Any], list[str]]] = {}
@@ -332,7 +341,8 @@ def config_options(function: Callable[..., None]) -> Callable[..., None]:
     for item in signature.parameters.values():
         config, *extras = typing.get_args(item.annotation) or (item.annotation,)
         if isinstance(config, type) and dataclasses.is_dataclass(config):
-            options = [known for known in _fields(config) if not extras or known.name in extras[0]]
+            made = _fields(config, item.default)
+            options = [known for known in made if not extras or known.name in extras[0]]
             configs[item.name] = config, [known.name for known in options]
             parameters += options
         else:
@@ -360,16 +370,36 @@ def _drop_rivals(context: typer.Context, values: dict[str, Any]) -> None:
                 values[name] = EngineConfig.__dataclass_fields__[name].default
 
 
-def _fields(config: type[Any]) -> Iterator[Parameter]:
+def _fields(config: type[Any], defaults: Any) -> Iterator[Parameter]:
     """Make one parameter of a command for each field of a config dataclass."""
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
-        more = {name: item.metadata[name] for name in _PASSED_ON}
-        hint = hints[item.name]
-        annotation = Annotated[hint, option(*flags_of(item), kind=_plain_type(hint), **more)]  # type: ignore[valid-type,unused-ignore]
+        about, hint = item.metadata, hints[item.name]
+        if "argument" in about:
+            made = typer.Argument(metavar=about["argument"], hidden=True)
+        else:
+            made = _option(item, hint)
         yield Parameter(
-            item.name, Parameter.KEYWORD_ONLY, default=item.default, annotation=annotation
+            item.name,
+            Parameter.KEYWORD_ONLY,
+            default=getattr(defaults, item.name, item.default),
+            annotation=Annotated[hint, made],  # type: ignore[valid-type,unused-ignore]
         )
+
+
+def _option(item: dataclasses.Field[Any], hint: Any) -> Any:
+    """Make a `typer.Option` of a field, with the variable named after its long flag."""
+    flags, about, kind = flags_of(item), item.metadata, _plain_type(hint)
+    is_list = typing.get_origin(kind) is list
+    kind = str if is_list else kind
+    return typer.Option(
+        *flags,
+        help=about["help"],
+        envvar=environment_name(long_flag(flags)[2:].replace("-", "_")),
+        metavar=about["metavar"] or _placeholder(kind),
+        parser=_reader(kind, about["minimum"], about["maximum"], about["check"]),
+        callback=_stop_strings if is_list else None,
+    )
 
 
 def _plain_type(hint: Any) -> Any:

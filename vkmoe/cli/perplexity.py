@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vkmoe.cli.notes import note, opened
-from vkmoe.cli.options import (
-    Json,
-    Model,
-    Positional,
-    Quiet,
-    Verbose,
-    chosen_model,
-    config_options,
-    option,
-    read_source,
-)
+from vkmoe.cli.options import ModelChoice, Output, config_options, read_source
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.interrupts import INTERRUPTED
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.generate.perplexity import Estimate, Windows
@@ -38,30 +29,27 @@ DEFAULT_WINDOW = 512  # as llama-perplexity has it
 NOTE_SECONDS = 5.0  # between two notes of the running value
 
 
+@dataclass(frozen=True)
+class _Text:
+    file: str | None = option(
+        None, "The text; - is standard input.", "-f", "--file", metavar="FILE"
+    )
+    stride: int | None = option(
+        None,
+        "Begin a window this many tokens behind the last, and count as many of each. "
+        "Default: windows follow each other, and half of each counts.",
+        minimum=1,
+    )
+
+
 @config_options
 def perplexity(
     context: typer.Context,
     *,
-    positional: Positional = None,
-    model: Model = None,
-    file: Annotated[
-        str | None,
-        option("-f", "--file", metavar="FILE", help="The text; - is standard input."),
-    ] = None,
-    stride: Annotated[
-        int | None,
-        option(
-            "--stride",
-            kind=int,
-            minimum=1,
-            help="Begin a window this many tokens behind the last, and count as many of each. "
-            "Default: windows follow each other, and half of each counts.",
-        ),
-    ] = None,
+    which: ModelChoice,
+    text: _Text,
     engine: Annotated[EngineConfig, OPTIONS],
-    as_json: Json = False,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Measure how well a model predicts a text: e to the mean of minus the log of each probability.
 
@@ -73,25 +61,24 @@ def perplexity(
     then, and exits with 130.
     """
     from vkmoe.generate.perplexity import Windows
-    from vkmoe.llm import demo_model_path
     from vkmoe.models import open_model
 
-    chosen = chosen_model(context, positional, model)
-    if file is None:
+    chosen, path = which.path(context), which.file(context)
+    if text.file is None:
         raise UsageError("no text given", "name a file of text: -f FILE")
-    text = read_source("file", file, "text")
+    words = read_source("file", text.file, "text")
     if engine.ctx_size is not None:
-        Windows(engine.ctx_size, stride)  # complains before the model is opened
-    with open_model(chosen if chosen is not None else demo_model_path()) as opened_file:
-        longest = opened_file.spec.context_length
-        length = min(DEFAULT_WINDOW, longest) if engine.ctx_size is None else engine.ctx_size
-        windows = Windows(length, stride)
-        config = replace(engine, ctx_size=length)
-        with opened(chosen, config, verbose, quiet, file=opened_file) as llm:
-            _measure(llm, text, windows, as_json, quiet)
+        Windows(engine.ctx_size, text.stride)  # complains before the model is opened
+    with open_model(path) as file:
+        length = engine.ctx_size
+        if length is None:
+            length = min(DEFAULT_WINDOW, file.spec.context_length)
+        windows, config = Windows(length, text.stride), replace(engine, ctx_size=length)
+        with opened(chosen, config, output.verbose, output.quiet, file=file) as llm:
+            _measure(llm, words, windows, output)
 
 
-def _measure(llm: LLM, text: str, windows: Windows, as_json: bool, quiet: bool) -> None:
+def _measure(llm: LLM, text: str, windows: Windows, output: Output) -> None:
     """Print the perplexity of a text, and on stderr now and then what is known until then."""
     began = last_note = last_end = time.perf_counter()
     estimate: Estimate | None = None
@@ -101,7 +88,7 @@ def _measure(llm: LLM, text: str, windows: Windows, as_json: bool, quiet: bool) 
             now = time.perf_counter()
             # Of the last one alone: the first ones take longer, while programs are recorded.
             window_seconds, last_end = now - last_end, now
-            if not quiet and now - last_note >= NOTE_SECONDS:
+            if not output.quiet and now - last_note >= NOTE_SECONDS:
                 last_note = now
                 left = (estimate.n_planned - estimate.n_windows) * window_seconds
                 done = f"window {estimate.n_windows} of {estimate.n_planned}"
@@ -110,11 +97,11 @@ def _measure(llm: LLM, text: str, windows: Windows, as_json: bool, quiet: bool) 
         interrupted = True
     if estimate is not None:
         seconds = time.perf_counter() - began
-        if as_json:
+        if output.as_json:
             typer.echo(json.dumps(_document(llm, windows, estimate, seconds), indent=2))
         else:
             typer.echo(f"perplexity {_shown(estimate)}")
-        if not quiet and not as_json:
+        if not (output.quiet or output.as_json):
             rate = estimate.n_windows * windows.length / seconds
             note(
                 f"{estimate.n_tokens} tokens predicted in {estimate.n_windows} of "
@@ -129,7 +116,6 @@ def _shown(estimate: Estimate) -> str:
 
 
 def _document(llm: LLM, windows: Windows, estimate: Estimate, seconds: float) -> dict[str, Any]:
-    """Return the result of --json."""
     return {
         "perplexity": estimate.perplexity,
         "standard_error": estimate.standard_error,

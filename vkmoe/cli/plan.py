@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -17,17 +17,10 @@ import typer
 
 from vkmoe.choices import ModeName
 from vkmoe.cli.notes import idle_notes, mode_line
-from vkmoe.cli.options import (
-    Json,
-    Model,
-    Positional,
-    chosen_model,
-    config_options,
-    is_typed,
-    option,
-)
+from vkmoe.cli.options import ModelChoice, Output, config_options, is_typed
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.facts import Allocation, DeviceInfo, MemoryPlan, ModelSpec
@@ -36,27 +29,28 @@ if TYPE_CHECKING:
     from vkmoe.placement.forecast.cost import Prediction
     from vkmoe.placement.forecast.device_profiles import DeviceProfile
 
-__all__ = ["plan"]
+__all__ = ["decide_here", "plan"]
 
 _MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Where:
+    device_profile: str | None = option(
+        None,
+        "Plan for a device that is not here: the name of a profile that comes with vkmoe "
+        "(navi31, rtx3060-12gb, 8gb-nobar, uma-32gb), or a JSON file like theirs.",
+        metavar="NAME",
+    )
 
 
 @config_options
 def plan(
     context: typer.Context,
     *,
-    positional: Positional = None,
-    model: Model = None,
-    device_profile: Annotated[
-        str | None,
-        option(
-            "--device-profile",
-            help="Plan for a device that is not here: the name of a profile that comes with vkmoe "
-            "(navi31, rtx3060-12gb, 8gb-nobar, uma-32gb), or a JSON file like theirs.",
-            metavar="NAME",
-        ),
-    ] = None,
-    as_json: Json = False,
+    which: ModelChoice,
+    where: _Where,
+    output: Annotated[Output, ("as_json",)],
     engine: EngineConfig,
 ) -> None:
     """Explain every byte that a model would take on a device, how fast it is, and what else fits.
@@ -66,9 +60,9 @@ def plan(
     it. The plan is the one that is predicted to be fastest; the next ones follow with what they
     cost, and one line says what would gain most.
     """
-    from vkmoe.llm import demo_model_path
     from vkmoe.models import open_model
 
+    device_profile = where.device_profile
     if device_profile is not None and is_typed(context, "device"):
         if is_typed(context, "device_profile"):
             raise UsageError(
@@ -76,12 +70,11 @@ def plan(
                 "leave one of them out",
             )
         device_profile = None
-    path = chosen_model(context, positional, model)
-    with open_model(path if path is not None else demo_model_path()) as opened:
+    with open_model(which.file(context)) as opened:
         machine = _machine(device_profile, engine, Path(opened.file.path))
         found = _decided(opened, machine, engine)
         notes = idle_notes(engine, found.decision.plan)
-        if as_json:
+        if output.as_json:
             document = _document(opened.spec, machine.profile, found) | {"notes": notes}
             typer.echo(json.dumps(document, indent=2))
             return
@@ -131,29 +124,49 @@ class _Decided(NamedTuple):
 
 def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> _Decided:
     """Decide as a run would that has nothing to measure, and compare the plan with others."""
-    from vkmoe.experts.decide.settings import copies_overlap
-    from vkmoe.placement.decide import decide
+    from vkmoe.placement.decide import Choosing
     from vkmoe.placement.forecast.advice import advice, alternatives
-    from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
 
-    info, free = machine.profile.info, machine.profile.available_host_bytes
-    overlaps = copies_overlap(engine, has_queue=not info.is_uma)
-    choosing = _choosing(machine)
+    profile = machine.profile
+    choosing = Choosing(lambda: profile.speeds, known=True, corrections=machine.corrections)
 
     def decided(asked: EngineConfig, more: int = 0) -> tuple[Decision, tuple[Candidate, ...]]:
-        device = _with_more(info, more)
-        question = mode_question(asked, model, device, machine.tuning, choosing, free + more)
-        made = decide_with(
-            known_choice(question, asked),
-            asked,
-            lambda x: decide(x, model, device, machine.tuning, choosing, overlaps, free + more),
+        free = profile.available_host_bytes + more
+        return decide_here(
+            asked, model, _with_more(profile.info, more), machine.tuning, choosing, free
         )
-        return made, (question.decided if question is not None else made).candidates
 
     made, candidates = decided(engine)
     best = replace(made.candidates[0], plan=made.plan)
     others = alternatives(candidates, made.candidates[0].plan)
     return _Decided(made, best, others, advice(engine, made, lambda *at: decided(*at)[0]))
+
+
+def decide_here(
+    config: EngineConfig,
+    model: ModelFile,
+    device: DeviceInfo,
+    tuning: Any,  # of kernels, as `decide` takes it; None: by default
+    choosing: Choosing,
+    free: int | None = None,
+) -> tuple[Decision, tuple[Candidate, ...]]:
+    """Decide as a run would that measures no modes; return what was compared too.
+
+    `free` are the bytes of host memory; None: those that are free now. The device is not opened:
+    those with memory of their own have engines for copies.
+    """
+    from vkmoe.experts.decide.settings import copies_overlap
+    from vkmoe.placement.decide import decide
+    from vkmoe.placement.mode_choice import decide_with, known_choice, mode_question
+
+    overlaps = copies_overlap(config, has_queue=not device.is_uma)
+    question = mode_question(config, model, device, tuning, choosing, free)
+    made = decide_with(
+        known_choice(question, config),
+        config,
+        lambda asked: decide(asked, model, device, tuning, choosing, overlaps, free),
+    )
+    return made, (question.decided if question is not None else made).candidates
 
 
 def _with_more(info: DeviceInfo, n_bytes: int) -> DeviceInfo:
@@ -165,14 +178,6 @@ def _with_more(info: DeviceInfo, n_bytes: int) -> DeviceInfo:
         for heap in info.heaps
     )
     return replace(info, heaps=tuple(heaps))
-
-
-def _choosing(machine: _Machine) -> Choosing:
-    """Compare plans at the speeds of a machine."""
-    from vkmoe.placement.decide import Choosing
-
-    speeds = machine.profile.speeds
-    return Choosing(lambda: speeds, known=True, corrections=machine.corrections)
 
 
 # ----- in words -----
@@ -279,7 +284,6 @@ def _speed(profile: DeviceProfile, decided: _Decided) -> list[str]:
 
 def _document(spec: ModelSpec, profile: DeviceProfile, found: _Decided) -> dict[str, Any]:
     from vkmoe.placement.forecast.advice import drawback
-    from vkmoe.placement.memory import option_of
 
     made = found.decision.plan
     return {
@@ -294,17 +298,7 @@ def _document(spec: ModelSpec, profile: DeviceProfile, found: _Decided) -> dict[
         "executor": made.executor,
         **_amounts(made),
         "host_layers": made.host_layers,
-        "lines": [
-            {
-                "item": line.item,
-                "place": line.place,
-                "bytes": line.n_bytes,
-                "heap": line.heap if line.name is not None else None,
-                "reason": line.reason,
-                "option": option_of(line),
-            }
-            for line in made.lines
-        ],
+        "lines": [_line_values(line) for line in made.lines],
         "heaps": {str(heap): n_bytes for heap, n_bytes in made.heap_totals().items()},
         "host_memory_bytes": profile.available_host_bytes,
         "expected": asdict(found.prediction),
@@ -320,6 +314,19 @@ def _document(spec: ModelSpec, profile: DeviceProfile, found: _Decided) -> dict[
         "advice": found.advice,
         "bytes_per_second": asdict(found.decision.machine.speeds),
         "sources": dict(profile.sources),
+    }
+
+
+def _line_values(line: Allocation) -> dict[str, Any]:
+    from vkmoe.placement.memory import option_of
+
+    return {
+        "item": line.item,
+        "place": line.place,
+        "bytes": line.n_bytes,
+        "heap": line.heap if line.name is not None else None,
+        "reason": line.reason,
+        "option": option_of(line),
     }
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vkmoe.cli.notes import note
-from vkmoe.cli.options import Json, config_options, option
+from vkmoe.cli.options import Output, config_options
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.selftest import Case
@@ -18,15 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["selftest"]
 
 
+@dataclass(frozen=True)
+class _Which:
+    only: str = option("", "Only kernels with this in their name: matvec, attention, mxfp4.")
+
+
 @config_options
 def selftest(
     *,
     config: Annotated[EngineConfig, ("device",)],
-    only: Annotated[
-        str,
-        option("--only", help="Only kernels with this in their name: matvec, attention, mxfp4."),
-    ] = "",
-    as_json: Json = False,
+    which: _Which,
+    output: Annotated[Output, ("as_json",)],
 ) -> None:
     """Run every kernel variant against its NumPy twin on a device.
 
@@ -40,11 +44,11 @@ def selftest(
     chosen = choose_device(list_devices(), config.device)
     note(f"device {chosen.index}: {chosen.name} ({chosen.driver})")
     cases: list[Case] = []
-    for case in run(config.device, only):
+    for case in run(config.device, which.only):
         cases.append(case)
-        if not as_json:
+        if not output.as_json:
             typer.echo(_line(case))
-    if as_json:
+    if output.as_json:
         document = {"device": chosen.name, "cases": [_plain(case) for case in cases]}
         typer.echo(json.dumps(document, indent=2))
     wrong = [case.name for case in cases if not case.ok]

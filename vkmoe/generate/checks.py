@@ -6,7 +6,8 @@ It owns types and bounds of the arguments that are no fields of a config (config
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -17,16 +18,12 @@ __all__ = [
     "MAX_BIAS",
     "MAX_LOGPROBS",
     "check_choice",
-    "check_flag",
     "check_kind",
-    "check_max_tokens",
-    "check_n_logprobs",
     "check_path",
     "check_prompts",
     "check_text",
-    "checked_biases",
+    "checked_options",
     "shortened",
-    "stop_texts",
     "token_ids",
 ]
 
@@ -57,16 +54,6 @@ def check_prompts(prompts: object) -> None:
         raise PromptError(f"prompts is {shortened(prompts)}", "give a list of texts, or of ids")
 
 
-def stop_texts(stop: object) -> tuple[str, ...]:
-    """Return the texts that end a reply, given one or several. Raises UsageError for others."""
-    stops = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(stops, list | tuple) or not all(isinstance(text, str) for text in stops):
-        raise UsageError(f"stop is {shortened(stop)}", "use a text, or a list of texts")
-    if not all(stops):
-        raise UsageError("a stop string is empty", "leave the option out for no stop string")
-    return tuple(stops)
-
-
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise UsageError for what is none of `choices`."""
     if value not in choices:
@@ -79,27 +66,41 @@ def check_kind(name: str, value: object, kind: Any, hint: str) -> None:
         raise UsageError(f"{name} is {shortened(value)}", hint)
 
 
-def check_flag(name: str, value: object) -> None:
-    """Raise UsageError for what is neither True nor False."""
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} is {shortened(value)}", "use true or false")
+def checked_options(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
+    """Return fields of a Request, without its tokens and its sampling. Raises UsageError."""
+    found = dict(options)
+    for name in ("ignore_eos", "with_routing", "scores_prompt"):
+        check_kind(name, found.get(name, False), bool, "use true or false")
+    hint = "use a whole number from 0, or None for no limit"
+    _check_count("max_tokens", found.get("max_tokens"), sys.maxsize, hint)
+    hint = f"use 0 to {MAX_LOGPROBS}, or None for none at all"
+    _check_count("n_logprobs", found.get("n_logprobs"), MAX_LOGPROBS, hint)
+    check_kind("shown", found.get("shown", frozenset()), Set, "give a set of token ids")
+    if "stop" in found:
+        found["stop"] = _stop_texts(found["stop"])
+    if "logit_bias" in found:
+        found["logit_bias"] = _biases(
+            {} if found["logit_bias"] is None else found["logit_bias"], n_vocab
+        )
+    return found
 
 
-def check_max_tokens(max_tokens: object) -> None:
-    """Raise UsageError for what is neither None nor a whole number from 0."""
-    if max_tokens is not None and not (_is_whole(max_tokens) and max_tokens >= 0):
-        hint = "use a whole number from 0, or None for no limit"
-        raise UsageError(f"max_tokens is {shortened(max_tokens)}", hint)
+def _check_count(name: str, value: object, most: int, hint: str) -> None:
+    if value is not None and not (_is_whole(value) and 0 <= value <= most):
+        raise UsageError(f"{name} is {shortened(value)}", hint)
 
 
-def check_n_logprobs(n_logprobs: object) -> None:
-    """Raise UsageError for what is neither None nor a number of tokens up to MAX_LOGPROBS."""
-    if n_logprobs is not None and not (_is_whole(n_logprobs) and 0 <= n_logprobs <= MAX_LOGPROBS):
-        hint = f"use 0 to {MAX_LOGPROBS}, or None for none at all"
-        raise UsageError(f"n_logprobs is {shortened(n_logprobs)}", hint)
+def _stop_texts(stop: object) -> tuple[str, ...]:
+    """Return the texts that end a reply, given one or several. Raises UsageError for others."""
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, list | tuple) or not all(isinstance(text, str) for text in stops):
+        raise UsageError(f"stop is {shortened(stop)}", "use a text, or a list of texts")
+    if not all(stops):
+        raise UsageError("a stop string is empty", "leave the option out for no stop string")
+    return tuple(stops)
 
 
-def checked_biases(logit_bias: object, n_vocab: int) -> tuple[tuple[int, float], ...]:
+def _biases(logit_bias: object, n_vocab: int) -> tuple[tuple[int, float], ...]:
     """Return what is added to logits, by rising token. Raises UsageError."""
     if not isinstance(logit_bias, Mapping):
         raise UsageError(f"logit_bias is {shortened(logit_bias)}", "use a dict: {token id: bias}")

@@ -67,24 +67,19 @@ class Constraints:
         """Build what the first form needs, if that was not done: up to a second, once."""
         self._vocabulary()
 
-    def json_schema(self, schema: Mapping[str, Any] | bool, lenient: bool = False) -> Constraint:
+    def json_schema(self, schema: Mapping[str, Any] | bool) -> Constraint:
         """Allow JSON that a schema describes; what `$ref` names must be in the schema itself.
 
         Between two parts stands at most one space or newline. An object whose properties are listed
         has no others, unless the schema says something of them, or objects are made up of parts
-        (`allOf`). Keywords and formats that cannot be kept to, such as `not`, are refused; if
-        `lenient` they are ignored, and of `oneOf` several may hold.
+        (`allOf`). Keywords and formats that cannot be kept to, such as `not`, are refused.
         """
-        text = _written(schema, lenient)
+        text = _written(schema, lenient=False)
         try:
             grammar = _package().LLMatcher.grammar_from_json_schema(text)
         except ValueError as error:
             raise _unusable(_SCHEMA, str(error)) from error
         return self._compile(grammar, _SCHEMA)
-
-    def json_object(self) -> Constraint:
-        """Allow any JSON object."""
-        return self.json_schema({"type": "object"})
 
     def regex(self, pattern: str) -> Constraint:
         """Allow texts that a regular expression (of Rust's kind) matches as a whole."""
@@ -116,7 +111,10 @@ class Constraints:
         return f"/(?:{inner})/"
 
     def json_in_lark(self, schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
-        """Write a schema, as `json_schema` takes it, as a Lark grammar wants it amid its rules."""
+        """Write a schema, as `json_schema` takes it, as a Lark grammar wants it amid its rules.
+
+        If `lenient`, what cannot be kept to is ignored, and of `oneOf` several may hold.
+        """
         return f"%json {_written(schema, lenient)}"
 
     def quoted(self, text: str) -> str:

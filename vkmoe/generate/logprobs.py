@@ -6,13 +6,12 @@ sampler.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vkmoe.batch import TopLogits
+from vkmoe.generate.runner import FetchLogits
 
 __all__ = ["LogProbs", "log_probs"]
 
@@ -24,9 +23,7 @@ class LogProbs(NamedTuple):
     likeliest: tuple[tuple[int, float], ...]  # (token, log-probability); may have the chosen one
 
 
-def log_probs(
-    token: int, n: int, top: TopLogits, fetch_logits: Callable[[], NDArray[np.float32]]
-) -> LogProbs:
+def log_probs(token: int, n: int, top: TopLogits, fetch_logits: FetchLogits) -> LogProbs:
     """Compute the log-probability of `token` and those of the `n` likeliest ones.
 
     Calls `fetch_logits` -> float32 [n_vocab] only for what the listed logits do not have.

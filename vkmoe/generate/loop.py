@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -23,6 +22,7 @@ from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.dry import Dry
 from vkmoe.generate.logprobs import LogProbs, log_probs
 from vkmoe.generate.reply import MarkFinder
+from vkmoe.generate.runner import FetchLogits, bad_logits
 from vkmoe.generate.sampler import Sampler, random_seed
 from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
 
@@ -186,13 +186,14 @@ class Generation:
             del self._routing[position:]
             self._routing.extend(routing.astype(np.uint16))
 
-    def choose(self, top: TopLogits, fetch_logits: Callable[[], NDArray[np.float32]]) -> int | None:
+    def choose(self, top: TopLogits, fetch_logits: FetchLogits) -> int | None:
         """Choose the next token by the logits after the last one. Mutates.
 
         Returns it; None where there is none to choose. Raises VkmoeError for logits that are not
         numbers.
         """
-        _check(top)
+        if top.has_nan:
+            raise bad_logits()
         if self.n_generated == 0:
             self._prompt_done = self._first_token = time.perf_counter()
         if self.n_left <= 0:
@@ -215,12 +216,13 @@ class Generation:
         self._accept(token, likely)
         return token
 
-    def score(self, top: TopLogits, fetch_logits: Callable[[], NDArray[np.float32]]) -> None:
+    def score(self, top: TopLogits, fetch_logits: FetchLogits) -> None:
         """Note how likely the next token of the prompt is, by the logits before it. Mutates.
 
         Raises VkmoeError for logits that are not numbers.
         """
-        _check(top)
+        if top.has_nan:
+            raise bad_logits()
         token = self.tokens[len(self.prompt_logprobs) + 1]
         found = log_probs(token, self._n_logprobs or 0, top, cache(fetch_logits))
         self.prompt_logprobs.append(found)
@@ -286,12 +288,3 @@ class Generation:
         if rest:
             self.pieces.append(Piece(-1, rest))
         self.end(reason)
-
-
-def _check(top: TopLogits) -> None:
-    """Raise VkmoeError for logits that are not numbers."""
-    if top.has_nan:
-        raise VkmoeError(
-            "the model produced NaN logits",
-            "the file's weights are damaged, or the driver computes wrongly: run `vkmoe selftest`",
-        )

@@ -8,18 +8,15 @@ last tokens count. It owns windows and sums, not the text nor its tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from vkmoe.batch import MAX_LATER, Phase, TokenBatch, TopLogits
 from vkmoe.errors import PromptError, UsageError, VkmoeError
+from vkmoe.generate.logprobs import log_probs
 from vkmoe.generate.regions import Regions
-from vkmoe.generate.runner import BatchRunner
+from vkmoe.generate.runner import BatchRunner, FetchLogits, bad_logits, heads
 
 __all__ = ["Estimate", "ScoredRow", "Windows", "estimates", "run_tokens"]
 
@@ -35,21 +32,16 @@ class ScoredRow(NamedTuple):
 
     position: int
     top: TopLogits
-    fetch: Callable[[], NDArray[np.float32]]
+    fetch: FetchLogits
 
     def surprise(self, token: int) -> float:
         """Return minus the log of the probability that `token` comes next; in nats.
 
         Raises VkmoeError for logits that are not numbers.
         """
-        found = np.flatnonzero(self.top.ids == token)
-        logit = self.top.logits[found[0]] if found.size else self.fetch()[token]
         if self.top.has_nan or not math.isfinite(self.top.log_sum_exp):
-            raise VkmoeError(
-                "the model computed logits that are not numbers",
-                "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
-            )
-        return self.top.log_sum_exp - float(logit)
+            raise bad_logits()
+        return -log_probs(token, 0, self.top, self.fetch).chosen
 
 
 def run_tokens(
@@ -69,37 +61,26 @@ def run_tokens(
             if phase == "decode" and start < first:
                 end = min(end, first)  # rows to decode want logits, all or none
             rows = range(start, min(end, len(tokens)))
+            wanted = rows[max(0, first - start) :]
             batch = TokenBatch(
                 tuple(tokens[start : rows.stop]),
                 tuple(rows),
                 (region,) * len(rows),
-                (False,) * len(rows),
+                tuple(row in wanted for row in rows),
                 phase,
                 tuple(tokens[rows.stop : rows.stop + MAX_LATER]),
             )
-            yield from _scored_rows(runner, regions, batch, rows[max(0, first - start) :])
+            result = runner.run(batch)
+            regions.note(batch)
+            found = heads(runner, result, len(wanted))
+            for position, (top, fetch) in zip(wanted, found, strict=True):
+                yield ScoredRow(position, top, fetch)
             start = rows.stop
     except VkmoeError:
         regions.forget()
         raise
     finally:
         regions.release(region)
-
-
-def _scored_rows(
-    runner: BatchRunner, regions: Regions, batch: TokenBatch, wanted: range
-) -> Iterator[ScoredRow]:
-    """Run a batch; yield its rows at the `wanted` positions, by groups that the head takes."""
-    batch = batch._replace(wants_logits=tuple(row in wanted for row in batch.positions))
-    tops, first = runner.run(batch).tops, 0
-    regions.note(batch)
-    while True:
-        for index, top in enumerate(tops):
-            yield ScoredRow(wanted[first + index], top, partial(runner.full_logits, index))
-        first += len(tops)
-        if first >= len(wanted):
-            return
-        tops = runner.run_head(first)
 
 
 @dataclass(frozen=True)

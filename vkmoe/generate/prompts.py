@@ -21,7 +21,7 @@ from vkmoe.closing import Closing
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import PromptError, VkmoeError
 from vkmoe.generate.chat.messages import check_messages
-from vkmoe.generate.checks import check_flag, check_max_tokens, stop_texts, token_ids
+from vkmoe.generate.checks import checked_options, token_ids
 
 __all__ = ["PromptLine", "RepliesFile", "read_prompts"]
 
@@ -147,9 +147,7 @@ def _limits(found: Mapping[str, Any]) -> dict[str, Any]:
     limits = {name: found[name] for name in _LIMITS if name in found}
     if limits.get("max_tokens") == -1:
         limits["max_tokens"] = None
-    check_max_tokens(limits.get("max_tokens"))
-    check_flag("ignore_eos", limits.get("ignore_eos", False))
-    return limits | ({"stop": stop_texts(limits["stop"])} if "stop" in limits else {})
+    return checked_options(limits, n_vocab=0)
 
 
 class RepliesFile(Closing):

@@ -5,14 +5,19 @@ Regions of the KV caches are the model's; regions.py knows what is in them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
+from vkmoe.errors import VkmoeError
 
-__all__ = ["BatchRunner"]
+__all__ = ["BatchRunner", "FetchLogits", "bad_logits", "heads"]
+
+FetchLogits = Callable[[], NDArray[np.float32]]  # [n_vocab]
 
 
 class BatchRunner(Protocol):
@@ -65,3 +70,28 @@ class BatchRunner(Protocol):
 
     def copy_region(self, source: int, target: int, n_positions: int) -> None:
         """Make the first positions of one region those of another; it holds no others then."""
+
+
+def heads(
+    runner: BatchRunner, result: RunResult, n_rows: int, first: int = 0
+) -> Iterator[tuple[TopLogits, FetchLogits]]:
+    """Yield the largest logits of rows that want any, and what returns all of them.
+
+    They are `n_rows` from the `first` of a batch on. The head runs again where it did not for all.
+    """
+    tops, n_done = result.tops[first : first + n_rows], 0
+    while True:
+        for index, top in enumerate(tops, first):
+            yield top, partial(runner.full_logits, index)
+        n_done += len(tops)
+        if n_done >= n_rows:
+            return
+        tops, first = runner.run_head(n_done), 0
+
+
+def bad_logits() -> VkmoeError:
+    """Make the error for what is no number, where a model computed a logit."""
+    return VkmoeError(
+        "the model computed logits that are not numbers (NaN or infinite)",
+        "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
+    )

@@ -4,15 +4,14 @@ It owns the order of the steps (penalties, DRY, biases, top-k, typical-p, top-p,
 temperature, draw; with Mirostat biases, temperature, Mirostat's own draw) and the random generator.
 The best few logits decide where they hold all that top-k or min-p leaves; under penalties, biases
 and Mirostat, and where top-p or typical-p need the whole vocabulary, the full logits are fetched.
-It does not own where logits come from, nor why a generation ends; what DRY and Mirostat compute is
-in dry.py and mirostat.py.
+It does not own where logits come from, nor why a generation ends; what DRY computes is in dry.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,14 +21,15 @@ from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.dry import Dry
-from vkmoe.generate.mirostat import Mirostat
+from vkmoe.generate.runner import FetchLogits, bad_logits
 
 __all__ = ["Sampler", "random_seed"]
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-FetchLogits = Callable[[], npt.NDArray[np.float32]]
+
+_N_ESTIMATED = 100  # tokens by which Mirostat 1 estimates how fast probabilities fall
 
 
 class _Kept(NamedTuple):
@@ -64,7 +64,7 @@ class Sampler:
         self._banned = np.array(sorted(set(banned)), dtype=np.int64)
         self._biased = np.fromiter(biases or (), np.int64)
         self._biases = np.fromiter((biases or {}).values(), np.float64)
-        self._mirostat = Mirostat(c) if c.mirostat else None
+        self._mirostat = _Mirostat(c) if c.mirostat else None
         has_penalty = c.repeat_penalty != 1 or c.presence_penalty != 0 or c.frequency_penalty != 0
         self._penalises = has_penalty and c.repeat_last_n != 0 and not c.mirostat
         self._dry = dry if dry is not None and dry.is_on and not c.mirostat else None
@@ -102,7 +102,7 @@ class Sampler:
         """Return what the options leave; None where tokens that are not listed may matter."""
         c, raw, n_vocab = self._config, _checked(candidates.logits), candidates.n_vocab
         if not math.isfinite(candidates.log_sum_exp):
-            raise _bad_logits()
+            raise bad_logits()
         is_left = ~np.isin(candidates.ids, self._banned) & (raw > -np.inf)
         has_all = raw.size == n_vocab or bool(raw[-1] == -np.inf)
         if allowed is not None:
@@ -213,7 +213,7 @@ class Sampler:
             return int(kept.ids[0])
         return int(kept.ids[self._place(_weights(kept.logits, self._config.temp))])
 
-    def _draw_by_mirostat(self, mirostat: Mirostat, raw: Floats, allowed: Mask | None) -> int:
+    def _draw_by_mirostat(self, mirostat: _Mirostat, raw: Floats, allowed: Mask | None) -> int:
         """Draw one of the tokens that Mirostat leaves, and let it learn from that."""
         ids, logits = self._possible(raw, allowed)
         order = np.lexsort((ids, -logits))
@@ -230,6 +230,47 @@ class Sampler:
         reached = np.cumsum(weights)
         place = int(np.searchsorted(reached, self._random.random() * reached[-1], side="right"))
         return min(place, weights.size - 1)
+
+
+class _Mirostat:
+    """Holds how much surprise the next token may have, in both versions of Mirostat.
+
+    The method is Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls
+    Perplexity", 2021, in the form of llama.cpp's `llama_sampler_mirostat` and `_v2`.
+    """
+
+    def __init__(self, config: SamplingConfig) -> None:
+        self._config = config
+        self._mu = 2 * config.mirostat_tau  # bits
+
+    def n_kept(self, shares: Floats, n_vocab: int) -> int:
+        """Return how many tokens are left, at least one.
+
+        `shares` are the probabilities of tokens, descending; `n_vocab` counts all tokens there are.
+        """
+        if self._config.mirostat == 2:
+            surprising = np.flatnonzero(shares < 2.0**-self._mu)
+            return max(1, int(surprising[0])) if surprising.size else shares.size
+        first = shares[:_N_ESTIMATED]
+        first = first[first > 0]
+        if first.size < 2:
+            return 1
+        steps = np.log(np.arange(2, first.size + 1) / np.arange(1, first.size))
+        slope = float(steps @ np.log(first[:-1] / first[1:]) / (steps @ steps))
+        return max(1, min(shares.size, self._n_zipf(slope, n_vocab)))
+
+    def learn(self, share: float) -> None:
+        """Note the probability of the chosen token among those that were left. Mutates."""
+        surprise = -math.log2(max(share, 1e-300))  # a rounded draw may reach a share of 0
+        self._mu -= self._config.mirostat_eta * (surprise - self._config.mirostat_tau)
+
+    def _n_zipf(self, slope: float, n_vocab: int) -> int:
+        """Return how many tokens have the surprise mu where probabilities fall by rank^-slope."""
+        rest = slope - 1
+        with np.errstate(all="ignore"):
+            ratio = np.float64(rest) * np.exp2(self._mu) / (1 - np.power(float(n_vocab), -rest))
+            n = float(np.power(ratio, np.float64(1) / slope))
+        return 1 if math.isnan(n) else int(min(n, n_vocab))
 
 
 def _weights(logits: Floats, temp: float) -> Floats:
@@ -264,19 +305,12 @@ def _checked(logits: npt.NDArray[np.float32]) -> Floats:
     """Return the logits in float64. Raises VkmoeError for NaN and plus infinity."""
     result = logits.astype(np.float64)
     if not (result < np.inf).all():  # false for NaN too
-        raise _bad_logits()
+        raise bad_logits()
     return result
 
 
 def _no_token() -> VkmoeError:
     return VkmoeError(
         "no token can be chosen: every logit is minus infinity",
-        "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
-    )
-
-
-def _bad_logits() -> VkmoeError:
-    return VkmoeError(
-        "the model computed logits that are not numbers (NaN or infinite)",
         "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
     )

@@ -7,19 +7,15 @@ region of the KV caches holds is known to regions.py, what a reply is to loop.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vkmoe.batch import MAX_LATER, Phase, RunResult, TokenBatch, TopLogits
+from vkmoe.batch import MAX_LATER, Phase, RunResult, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.loop import Generation
 from vkmoe.generate.regions import Regions
-from vkmoe.generate.runner import BatchRunner
+from vkmoe.generate.runner import BatchRunner, heads
 
 __all__ = ["LookUp", "Scheduler"]
 
@@ -75,7 +71,6 @@ class _Sequence:
     generation: Generation
     look_up: LookUp | None
     region: int
-    turn: int = 0  # the sequence with the lowest one comes next
 
 
 @dataclass(frozen=True)
@@ -108,8 +103,7 @@ class Scheduler:
         self._runner, self._draft = runner, draft
         self._submitted: deque[Generation] = deque()  # by other threads, since the last step
         self._waiting: deque[Generation] = deque()  # for a region
-        self._running: list[_Sequence] = []
-        self._n_turns = 0
+        self._running: list[_Sequence] = []  # the one whose turn it is first
         self._n_owed = 0  # sequences that decode before prompts go on
 
     @property
@@ -183,12 +177,11 @@ class Scheduler:
 
     def _in_turn(self, reads: bool) -> list[_Sequence]:
         """List the sequences whose prompt is being read, or the others; the next one first."""
-        found = [
+        return [
             sequence
             for sequence in self._running
             if (self.regions.n_rows(sequence.region) < sequence.generation.n_prompt) == reads
         ]
-        return sorted(found, key=lambda sequence: sequence.turn)
 
     def _admit(self) -> None:
         """Give those that have waited longest the regions that are free."""
@@ -201,7 +194,6 @@ class Scheduler:
             look_up = LookUp() if self._draft == "lookup" else None
             sequence = _Sequence(generation, look_up, self.regions.take(prefix))
             self._running.append(sequence)
-            self._end_turn(sequence)
             generation.begin()
             generation.n_reused = generation.n_read = self.regions.keep(sequence.region, prefix)
 
@@ -305,7 +297,7 @@ class Scheduler:
             generation.n_drafted += part.n_drafted
         n_right = 0  # of the guesses
         position = part.position + len(part.tokens) - part.n_logits
-        for top, fetch in self._heads(part, result, n_before):
+        for top, fetch in heads(self._runner, result, part.n_logits, n_before):
             position += 1
             try:
                 if position < generation.n_prompt:
@@ -325,26 +317,10 @@ class Scheduler:
             if n_rows < self.regions.n_rows(region):
                 self.regions.go_back(region, n_rows)
 
-    def _heads(
-        self, part: _Rows, result: RunResult, n_before: int
-    ) -> Iterator[tuple[TopLogits, Callable[[], NDArray[np.float32]]]]:
-        """Yield the largest logits of each row that wants any, and what returns all of them.
-
-        The head runs again where it did not for all rows.
-        """
-        tops, n_done = result.tops[n_before : n_before + part.n_logits], 0
-        while True:
-            for index, top in enumerate(tops, n_before):
-                yield top, partial(self._runner.full_logits, index)
-            n_done += len(tops)
-            if n_done >= part.n_logits:
-                return
-            tops, n_before = self._runner.run_head(n_done), 0
-
     def _end_turn(self, sequence: _Sequence) -> None:
         """Put a sequence behind the others, and let go of it where its reply has ended. Mutates."""
-        self._n_turns += 1
-        sequence.turn = self._n_turns
+        others = [each for each in self._running if each is not sequence]
+        self._running = [*others, sequence]  # at once, as other threads look
         if sequence.generation.is_done:
             self._let_go(sequence)
 

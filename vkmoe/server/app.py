@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vkmoe import __version__
 from vkmoe.server.api import facts
 from vkmoe.server.api.chat import answer_chat
 from vkmoe.server.api.completions import complete
@@ -25,7 +26,7 @@ from vkmoe.server.api.responses import answer_response
 from vkmoe.server.errors import ApiError
 from vkmoe.server.guard import Guard, error_response
 from vkmoe.server.openapi import JSON, described, document
-from vkmoe.server.page_files import PageFile, answer_file, read_page
+from vkmoe.server.page_files import read_page
 from vkmoe.server.replies import ClientGone, Reply
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
@@ -46,8 +47,6 @@ async def show_document(service: Service, request: Request) -> Response:
 
 @cache
 def _document() -> bytes:
-    from vkmoe import __version__
-
     return json_bytes(document(ANSWERS, __version__, OPEN_PATHS))
 
 
@@ -105,12 +104,9 @@ def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIA
 
     app = Starlette(
         routes=[
-            *(
-                Route(path, _endpoint(service, do), methods=[method])
-                for method, path, do in ANSWERS
-            ),
+            *(Route(path, partial(do, service), methods=[method]) for method, path, do in ANSWERS),
             *(Route(path, _not_there, methods=["GET", "POST"]) for path in _NOT_THERE),
-            *(Route(path, _sender(file), methods=["GET"]) for path, file in read_page().items()),
+            *(Route(path, file.send, methods=["GET"]) for path, file in read_page().items()),
         ],
         exception_handlers={
             ApiError: _refused,
@@ -122,20 +118,6 @@ def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIA
         lifespan=lifespan,
     )
     return _RequestLog(Guard(app, host, api_keys, OPEN_PATHS))
-
-
-def _endpoint(service: Service, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return await answer(service, request)
-
-    return endpoint
-
-
-def _sender(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
-    async def send(request: Request) -> Response:
-        return answer_file(file, request)
-
-    return send
 
 
 async def _not_there(request: Request) -> Response:

@@ -22,14 +22,10 @@ _TYPES = {
     503: "unavailable_error",
 }
 _ANTHROPIC = "/v1/messages"  # and what is below: paths of Anthropic's API
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
+_ANTHROPIC_TYPES = _TYPES | {
     413: "request_too_large",
+    500: "api_error",
+    501: "api_error",
     503: "overloaded_error",
 }
 

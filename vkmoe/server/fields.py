@@ -183,11 +183,6 @@ class ChoiceFields(ReplyFields):
         """Return how many replies each prompt has."""
         return self.n or 1
 
-    @property
-    def with_usage(self) -> bool:
-        """Say whether a stream ends with the count of tokens."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
 
 async def read_body(request: Request, model: type[Model]) -> Model:
     """Read the JSON body of a request. Raises ApiError that names what is wrong with it."""

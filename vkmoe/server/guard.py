@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -73,11 +73,7 @@ class Guard:
                 if not (has_key or self._is_open(scope["path"])):
                     raise ApiError(401, "Invalid API Key", code="invalid_api_key")
                 self._check_length(headers)
-                body = _Body(receive, self._hold)
-                try:
-                    await self._app(scope, body.receive, _with_origin(send, origin))
-                finally:
-                    self._n_held -= body.n_bytes
+                await self._counted(scope, receive, _with_origin(send, origin))
                 return
         except ApiError as error:
             answer = error_response(error, scope["path"])
@@ -107,14 +103,12 @@ class Guard:
             raise ApiError(403, "pages of other sites may not use this server")
 
     def _is_open(self, path: str) -> bool:
-        """Say whether a path needs no key."""
         return not self._keys or any(
             path == each or (each.endswith("/") and len(each) > 1 and path.startswith(each))
             for each in self._open
         )
 
     def _has_key(self, headers: Headers) -> bool:
-        """Say whether a request has one of the keys that are asked for."""
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
         asked = given.encode("utf-8", "replace")
@@ -130,29 +124,30 @@ class Guard:
     def _too_large(self) -> ApiError:
         return ApiError(413, f"a request may have {self._most_body >> 20} MiB at most")
 
-    def _hold(self, n_more: int, n_bytes: int) -> None:
-        """Count `n_more` bytes of a body that has `n_bytes` with them. Raises ApiError. Mutates."""
-        self._n_held += n_more
-        if n_bytes > self._most_body:
-            raise self._too_large()
-        if self._n_held > self._most_bodies:
-            raise unavailable(f"unanswered requests have more than {self._most_bodies >> 20} MiB")
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through; the bytes of its body count until it is answered. Mutates.
 
+        They count as they arrive, with or without a length in the head. Raises ApiError for too
+        large a body, or too many.
+        """
+        n_bytes = 0
 
-class _Body:
-    """Counts the bytes of a body while it arrives, with or without a length in its head."""
+        async def receiving() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_more = len(message.get("body", b""))
+            n_bytes, self._n_held = n_bytes + n_more, self._n_held + n_more
+            if n_bytes > self._most_body:
+                raise self._too_large()
+            if self._n_held > self._most_bodies:
+                most = self._most_bodies >> 20
+                raise unavailable(f"unanswered requests have more than {most} MiB")
+            return message
 
-    def __init__(self, receive: Receive, hold: Callable[[int, int], None]) -> None:
-        self.n_bytes = 0
-        self._receive, self._hold = receive, hold
-
-    async def receive(self) -> Message:
-        """Return the next message. Raises ApiError for too large a body, or too many."""
-        message = await self._receive()
-        n_more = len(message.get("body", b""))
-        self.n_bytes += n_more
-        self._hold(n_more, self.n_bytes)
-        return message
+        try:
+            await self._app(scope, receiving, send)
+        finally:
+            self._n_held -= n_bytes
 
 
 def _with_origin(send: Send, origin: str | None) -> Send:

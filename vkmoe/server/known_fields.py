@@ -7,7 +7,7 @@ many. A path has the names of fields inside others behind points; lists are pass
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, Literal, NamedTuple
 
 from vkmoe.server.errors import ApiError
@@ -181,59 +181,44 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
     "count_tokens": _OF_MESSAGES,
 }
 
-_FOR_BILLS = "it is for accounts and bills, which this server has none of"
-_FOR_SPEED = "it says how fast or where an answer is made, not which"
-_FOR_CACHES = "what was read before is found again without it"
-_FOR_LATER = "it asks to keep the answer, which is the same"
-_OF_SCHEMAS = "it names a schema, or asks that it holds, which it always does"
 _OPENAI = {
-    "prompt_cache_key": _FOR_CACHES,
-    "prompt_cache_options": _FOR_CACHES,
-    "prompt_cache_retention": _FOR_CACHES,
-    "safety_identifier": _FOR_BILLS,
-    "service_tier": _FOR_SPEED,
-    "store": _FOR_LATER,
-    "stream_options.include_obfuscation": "it pads events against eavesdroppers",
-    "user": _FOR_BILLS,
+    *("safety_identifier", "user"),  # for accounts and bills, which this server has none of
+    # What was read before is found again without these.
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    "service_tier",  # says how fast an answer is made, not which
+    "store",  # asks to keep the answer, which is the same
+    "stream_options.include_obfuscation",  # pads events against eavesdroppers
 }
 _ANTHROPIC = {
-    "betas": "it is a header",
-    "billing_policy": _FOR_BILLS,
-    "cache_control": _FOR_CACHES,
-    "diagnostics": "it asks why a cache missed",
-    "fallback_credit_token": _FOR_BILLS,
-    "inference_geo": _FOR_SPEED,
-    "metadata": _FOR_BILLS,
-    "service_tier": _FOR_SPEED,
-    "speed": _FOR_SPEED,
-    "thinking.block_binding": "thoughts that are sent back are taken as they are",
-    "thinking.budget_tokens": "it is a target, not a limit; max_tokens limits a thought too",
-    "tools.cache_control": _FOR_CACHES,
-    "tools.eager_input_streaming": "arguments are sent as they come",
-    "tools.strict": "calls that are demanded keep to their schema, others are the model's",
-    "user_profile_id": _FOR_BILLS,
-    "workspace_id": _FOR_BILLS,
+    "betas",  # is a header
+    # For accounts and bills, which this server has none of.
+    *("billing_policy", "fallback_credit_token", "metadata", "user_profile_id", "workspace_id"),
+    *("cache_control", "tools.cache_control"),  # what was read before is found again without it
+    "diagnostics",  # asks why a cache missed
+    *("inference_geo", "service_tier", "speed"),  # how fast or where an answer is made, not which
+    "thinking.block_binding",  # thoughts that are sent back are taken as they are
+    "thinking.budget_tokens",  # is a target, not a limit; max_tokens limits a thought too
+    "tools.eager_input_streaming",  # arguments are sent as they come
+    "tools.strict",  # calls that are demanded keep to their schema, others are the model's
 }
-NO_EFFECT: Mapping[Api, Mapping[str, str]] = {
+# Of a schema, which always holds.
+_SCHEMA = ("description", "name", "strict")
+NO_EFFECT: Mapping[Api, Set[str]] = {
     "chat": {
-        **_OPENAI,
-        "metadata": _FOR_LATER,
-        "prediction": _FOR_SPEED,
-        "response_format.json_schema.description": _OF_SCHEMAS,
-        "response_format.json_schema.name": _OF_SCHEMAS,
-        "response_format.json_schema.strict": _OF_SCHEMAS,
+        *_OPENAI,
+        "metadata",  # of what is kept
+        "prediction",  # says how fast an answer is made, not which
+        *(f"response_format.json_schema.{name}" for name in _SCHEMA),
     },
     "completions": _OPENAI,
     "responses": {
-        **_OPENAI,
-        "access_programs": _FOR_BILLS,
-        "max_tool_calls": "it limits tools that the server runs, which are none",
-        "text.format.description": _OF_SCHEMAS,
-        "text.format.name": _OF_SCHEMAS,
-        "text.format.strict": _OF_SCHEMAS,
+        *_OPENAI,
+        "access_programs",  # for bills
+        "max_tool_calls",  # limits tools that the server runs, which are none
+        *(f"text.format.{name}" for name in _SCHEMA),
     },
     "messages": _ANTHROPIC,
-    "count_tokens": {**_ANTHROPIC, "model": "there is one model"},
+    "count_tokens": {*_ANTHROPIC, "model"},  # there is one
 }
 
 

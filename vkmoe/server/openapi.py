@@ -125,14 +125,12 @@ _ERROR: Object = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
 def _in_path(path: str) -> list[Object]:
-    """List the parameters that a path names."""
     found = re.findall(r"\{(\w+)\}", path)
     text = {"type": "string", "minLength": 1}
     return [{"name": name, "in": "path", "required": True, "schema": text} for name in found]
 
 
 def _in_query(model: type[BaseModel] | None) -> list[Object]:
-    """List the parameters of a query."""
     fields = model.model_json_schema()["properties"] if model is not None else {}
     return [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
 

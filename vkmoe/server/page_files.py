@@ -12,7 +12,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-__all__ = ["FOLDER", "PageFile", "answer_file", "read_page"]
+__all__ = ["FOLDER", "PageFile", "read_page"]
 
 FOLDER = Path(__file__).parent / "page"
 # What a browser may do for the page: nothing that is written into it runs, nothing leaves for
@@ -45,30 +45,29 @@ class PageFile:
     media_type: str
     tag: str  # changes with the data
 
+    async def send(self, request: Request) -> Response:
+        """Send it, or nothing where the browser has the same already."""
+        headers = {
+            "Cache-Control": "no-cache",
+            "ETag": self.tag,
+            "Content-Security-Policy": _POLICY,
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+        known = request.headers.get("if-none-match", "")
+        if self.tag in (each.strip().removeprefix("W/") for each in known.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(self.data, headers=headers, media_type=self.media_type)
 
-def read_page(folder: Path = FOLDER) -> dict[str, PageFile]:
+
+def read_page() -> dict[str, PageFile]:
     """Read all files of the page that browsers take; the key is the path of their address."""
     found = {}
-    for file in sorted(folder.rglob("*")):
+    for file in sorted(FOLDER.rglob("*")):
         if file.suffix in _TYPES:
             data = file.read_bytes()
             tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
-            name = file.relative_to(folder).as_posix()
+            name = file.relative_to(FOLDER).as_posix()
             path = "/" if name == "index.html" else f"/page/{name}"
             found[path] = PageFile(data, _TYPES[file.suffix], tag)
     return found
-
-
-def answer_file(file: PageFile, request: Request) -> Response:
-    """Send a file, or nothing where the browser has the same already."""
-    headers = {
-        "Cache-Control": "no-cache",
-        "ETag": file.tag,
-        "Content-Security-Policy": _POLICY,
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Resource-Policy": "same-origin",
-    }
-    known = request.headers.get("if-none-match", "")
-    if file.tag in (each.strip().removeprefix("W/") for each in known.split(",")):
-        return Response(status_code=304, headers=headers)
-    return Response(file.data, headers=headers, media_type=file.media_type)

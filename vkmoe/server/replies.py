@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -158,11 +158,6 @@ async def merged(
 
     Raises the first error of any; the others are cancelled then.
     """
-    if len(replies) == 1:
-        async with aclosing(replies[0].news(patience)) as news:  # type: ignore[type-var]
-            async for each in news:
-                yield 0, each
-        return
     queue: asyncio.Queue[tuple[int, News | None]] = asyncio.Queue()
 
     async def follow(index: int, reply: Reply) -> None:

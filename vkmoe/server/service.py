@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import secrets
 import time
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
-
-import numpy as np
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.chat.template import ChatTemplate
-from vkmoe.generate.loop import GenerationStatistics, Request
+from vkmoe.generate.loop import Request
 from vkmoe.generate.tools import ToolFamily, family_of
 from vkmoe.llm import LLM
 from vkmoe.server.engine_thread import EngineThread
@@ -28,37 +24,14 @@ from vkmoe.server.metrics import Metrics
 from vkmoe.server.replies import Reply
 from vkmoe.view.experts import ExpertView
 
-__all__ = [
-    "PATIENCE",
-    "Service",
-    "Views",
-    "finish_reason",
-    "new_id",
-    "routed_experts",
-    "timings",
-    "usage",
-]
+__all__ = ["PATIENCE", "Service", "new_id"]
 
 Result = TypeVar("Result")
 
 _JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 10.0  # seconds of silence until a stream has a sign of life
-MOST_PROMPTS = 64  # of a request
 LONG_TEXT = 1 << 16  # characters from which encoding takes long
 _LONG_THREADS = 2
-
-
-class Views:
-    """Finds the view of the model that is loaded now, on the engine's thread."""
-
-    def __init__(self) -> None:
-        self._of: tuple[LLM, ExpertView] | None = None
-
-    def of(self, llm: LLM) -> ExpertView:
-        """Return the view of a model; that of another one is forgotten."""
-        if self._of is None or self._of[0] is not llm:
-            self._of = llm, ExpertView(llm.engine)
-        return self._of[1]
 
 
 @dataclass
@@ -72,7 +45,9 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.metrics, self.views = Metrics(self.engine), Views()
+        self.metrics = Metrics(self.engine)
+        # Of the model that is loaded now; that of another one is forgotten.
+        self.view_of = lru_cache(1)(lambda llm: ExpertView(llm.engine))
         self._for_long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long")
 
     async def off_loop(self, work: Callable[[], Result], is_long: bool = False) -> Result:
@@ -120,12 +95,6 @@ class Service:
         """Return how the model writes thoughts and calls. Raises VkmoeError as `template` does."""
         return family_of(self.template(llm).source, llm.tokenizer)
 
-    def check_number(self, n_prompts: int, asked: ReplyFields) -> None:
-        """Refuse too many replies at once. Raises ApiError."""
-        if n_prompts * asked.n_replies > MOST_PROMPTS:
-            param = "prompt" if n_prompts > MOST_PROMPTS else "n"
-            raise ApiError(400, f"at most {MOST_PROMPTS} replies at once", param=param)
-
     def requests(
         self, llm: LLM, prompts: Sequence[Sequence[int]], asked: ReplyFields, **more: Any
     ) -> list[Request]:
@@ -133,7 +102,6 @@ class Service:
 
         Raises ApiError.
         """
-        self.check_number(len(prompts), asked)
         try:
             return [
                 llm.request(
@@ -173,52 +141,3 @@ def _joined() -> ChatTemplate:
 def new_id(kind: str) -> str:
     """Make the name of an answer, such as chatcmpl-..."""
     return f"{kind}-{secrets.token_hex(12)}"
-
-
-def finish_reason(reply: Reply) -> str:
-    """Say why a reply ended, in OpenAI's words."""
-    return "length" if reply.generation.finish_reason == "length" else "stop"
-
-
-def usage(replies: Sequence[Reply], n_prompts: int = 1) -> dict[str, Any]:
-    """Count the tokens of all replies; a prompt with several is counted once."""
-    each = [reply.generation for reply in replies]
-    prompts = each[:: len(each) // n_prompts]
-    n_prompt, n_reply = sum(g.n_prompt for g in prompts), sum(g.n_generated for g in each)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_reply,
-        "total_tokens": n_prompt + n_reply,
-        "prompt_tokens_details": {"cached_tokens": sum(g.n_reused for g in prompts)},
-    }
-
-
-def routed_experts(llm: LLM, reply: Reply) -> dict[str, str]:
-    """Say which experts a reply's tokens used, as vLLM does; empty where that was not asked for.
-
-    It is the base64 of a file of NumPy: [n_tokens, n_moe_layers, n_used].
-    """
-    if not reply.generation.request.with_routing or llm.spec.experts is None:
-        return {}
-    kind = np.uint8 if llm.spec.experts.n_experts <= 256 else np.uint16
-    file = io.BytesIO()
-    np.save(file, reply.generation.routing.astype(kind), allow_pickle=False)
-    return {"routed_experts": b64encode(file.getvalue()).decode("ascii")}
-
-
-def timings(found: GenerationStatistics) -> dict[str, Any]:
-    """Say what a reply took, as llama-server does: counts, and milliseconds."""
-    n_read = found.n_prompt_tokens - found.n_reused_tokens
-    prompt_ms, reply_ms = 1e3 * found.prompt_seconds, 1e3 * found.decode_seconds
-    n_reply = found.n_generated_tokens
-    return {
-        "cache_n": found.n_reused_tokens,
-        "prompt_n": n_read,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / n_read if n_read else 0.0,
-        "prompt_per_second": found.prompt_rate,
-        "predicted_n": n_reply,
-        "predicted_ms": reply_ms,
-        "predicted_per_token_ms": reply_ms / n_reply if n_reply else 0.0,
-        "predicted_per_second": found.decode_rate,
-    }

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import cast
@@ -28,9 +28,9 @@ from vkmoe.server.connections import (
 from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.errors import unavailable
 
-__all__ = ["Server", "bind", "serve"]
+__all__ = ["Server", "bind"]
 
-DRAIN_S, REST_S = 10.0, 3  # seconds for replies to finish, and then for their last events
+_DRAIN_S, _REST_S = 10, 3  # seconds for replies to finish, and then for their last events
 _BACKLOG = 512
 _BACK_OFF_S = 0.2  # until another attempt to accept where there are no handles
 _WARNING_S = 60.0  # between two lines with the same warning
@@ -62,13 +62,7 @@ class Server(uvicorn.Server):
     The first signal ends it with replies under way drained, the second without.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        engine: EngineThread,
-        drain_s: float = DRAIN_S,
-        limits: Limits | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, engine: EngineThread, limits: Limits | None = None) -> None:
         """Begin with nothing; without `limits` there are those of the process."""
         super().__init__(
             uvicorn.Config(
@@ -79,10 +73,10 @@ class Server(uvicorn.Server):
                 lifespan="on",
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=int(drain_s) + REST_S,
+                timeout_graceful_shutdown=_DRAIN_S + _REST_S,
             )
         )
-        self._engine, self._drain_s = engine, drain_s
+        self._engine = engine
         self._limits = limits or Limits.of_process()
         self._accepting: list[asyncio.Task[None]] = []
         self._warned = dict[str, float]()  # when a text was logged last
@@ -166,20 +160,8 @@ class Server(uvicorn.Server):
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
-        limit = asyncio.get_running_loop().call_later(self._drain_s, self._engine.cancel_all)
+        limit = asyncio.get_running_loop().call_later(_DRAIN_S, self._engine.cancel_all)
         try:
             await super().shutdown(sockets)
         finally:
             limit.cancel()
-
-
-def serve(
-    app: ASGIApp,
-    engine: EngineThread,
-    listening: socket.socket,
-    on_start: Callable[[], None] = lambda: None,
-    drain_s: float = DRAIN_S,
-) -> None:
-    """Serve until SIGINT or SIGTERM; then replies under way have `drain_s` seconds to finish."""
-    on_start()
-    Server(app, engine, drain_s).run(sockets=[listening])

@@ -1,11 +1,11 @@
-"""Sends events of a stream (the WHATWG's server-sent events), and ends with the client."""
+"""Sends answers: JSON at once, or events of a stream (the WHATWG's server-sent events)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from vkmoe.server.errors import ApiError
 from vkmoe.server.replies import ClientGone, Reply, until_gone
 
-__all__ = ["COMMENT", "EventStream", "event", "json_bytes"]
+__all__ = ["COMMENT", "Answer", "EventStream", "answered", "event", "json_answer", "json_bytes"]
 
 COMMENT = b": still at work\n\n"  # which clients ignore, and proxies take for a sign of life
 
@@ -30,6 +30,34 @@ def event(data: Any, name: str | None = None) -> bytes:
     body = data.encode() if isinstance(data, str) else json_bytes(data)
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + body + b"\n\n"
+
+
+def json_answer(value: Any) -> Response:
+    """Make an answer that is JSON."""
+    return Response(json_bytes(value), media_type="application/json")
+
+
+class Answer(Protocol):
+    """Describes what makes the answer of replies."""
+
+    async def whole(self) -> dict[str, Any]:
+        """Wait for the replies, and return the answer."""
+
+    def events(self) -> AsyncIterator[bytes]:
+        """Yield the events of a stream."""
+
+
+async def answered(
+    request: Request,
+    answer: Answer,
+    replies: Sequence[Reply],
+    streams: bool,
+    named_errors: bool = False,
+) -> Response:
+    """Send the answer of replies, as a stream or when it is whole. Raises ApiError."""
+    if streams:
+        return EventStream(answer.events(), replies, named_errors)
+    return json_answer(await until_gone(request, answer.whole(), replies))
 
 
 class EventStream(Response):

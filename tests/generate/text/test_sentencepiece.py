@@ -10,7 +10,7 @@ import pytest
 from tests.generate.conftest import file_of, spm_metadata, tokenizer_of
 from vkmoe.errors import ModelFileError
 from vkmoe.generate.text.sentencepiece import SentencePieceCodec
-from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.text.vocabulary import read_vocabulary
 
 UNK, BOS, EOS = 0, 1, 2
@@ -47,19 +47,18 @@ def test_of_equal_scores_the_leftmost_pair_is_merged_first() -> None:
     assert texts(equal, "é") == ["<0xC3>", "<0xA9>"]
 
 
-def test_the_package_merges_as_the_plain_twin_does() -> None:
-    """Words of few letters, so that many tokens overlap."""
+def test_words_become_what_they_are_in_the_whole_text() -> None:
+    """Of few letters, so that many tokens overlap, also with blanks amid them."""
     rng = random.Random(5)
-    for alphabet in ("ab", "aab▁", "abé"):
+    for alphabet in ("ab▁", "aab▁", "abé▁"):
         words = {"".join(rng.choices(alphabet, k=rng.randint(2, 5))) for _ in range(40)}
         metadata = spm_metadata(sorted(words | set(alphabet) - {"é"}), add_space_prefix=False)
         n_tokens = len(metadata["tokenizer.ggml.tokens"])
         metadata["tokenizer.ggml.scores"] = rng.sample(range(9999), n_tokens)
         codec = SentencePieceCodec(read_vocabulary(file_of(metadata)))
-        assert not codec.has_equal_scores
         for _ in range(100):
             text = "".join(rng.choices(alphabet + "c", k=rng.randint(1, 60)))
-            assert codec.encode(text, False) == codec.encode_plainly(text)
+            assert codec.encode(text, False) == codec.encode_piece(text)
 
 
 def test_a_blank_is_put_before_a_text_and_taken_away_again() -> None:
@@ -94,24 +93,11 @@ def test_a_token_is_reached_through_characters_that_are_none() -> None:
     assert texts(tokenizer, "xyx") == ["▁", "xy", "<0x78>"]
 
 
-def test_control_tokens_are_parsed_on_request_and_user_defined_ones_always() -> None:
-    assert texts(spm(), "<s>ab<think>") == ["<s>", "▁ab", "<think>"]
-    plain = texts(spm(), "<s>ab<think>", parse_special=False)
-    assert plain[0] == "▁" and plain[-1] == "<think>" and "<s>" not in plain
-
-
 def test_bos_is_added_and_the_usual_ids_are_bos_and_eos() -> None:
     assert spm().encode("ab") == [BOS, *spm().encode("ab", add_special=False)]
     assert spm(add_bos_token=False, add_eos_token=True).encode("")[-1:] == [EOS]
     assert spm().end_ids == {EOS}
     assert spm(bos_token_id=EOS).bos_id == EOS
-
-
-def test_streaming_shows_whole_characters_and_no_control_tokens() -> None:
-    tokenizer = spm()
-    ids = tokenizer.encode("ab é</s>")
-    stream = StreamDetokenizer(tokenizer)
-    assert [*map(stream.feed, ids), stream.finish()] == ["", "ab", " ", "", "é", "", ""]
 
 
 def test_unused_tokens_have_no_text() -> None:

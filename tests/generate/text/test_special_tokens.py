@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from tests.generate.conftest import tiny_metadata, tokenizer_of
+from tests.generate.conftest import with_tokens
 from vkmoe.batch import TopLogits
 from vkmoe.config import SamplingConfig
 from vkmoe.generate.loop import Generation, Request
-from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
+from vkmoe.generate.text.tokenizer import StreamDetokenizer
 
 A, B, LONG = 262, 263, 264
-
-
-def with_tokens(*texts: str, kind: int = 3, **changes: Any) -> Tokenizer:
-    """The tiny tokenizer and tokens 262, 263, ... of one type."""
-    metadata = tiny_metadata(**changes)
-    metadata["tokenizer.ggml.tokens"] += texts
-    metadata["tokenizer.ggml.token_type"] += [kind] * len(texts)
-    return tokenizer_of(metadata)
 
 
 @pytest.mark.parametrize(

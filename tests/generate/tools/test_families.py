@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.generate.conftest import tiny_metadata, tokenizer_of
+from tests.generate.conftest import with_tokens
 from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.tools import ToolFamily, family_of
@@ -37,14 +37,6 @@ CALLS = [
 @cache
 def compiled(path: Path) -> ChatTemplate:
     return ChatTemplate(path.read_text(encoding="utf-8"), {"bos_token": "<s>", "eos_token": "</s>"})
-
-
-def with_tokens(*texts: str, kind: int = 3) -> Tokenizer:
-    """The tiny tokenizer and more tokens of one type, control tokens as a rule."""
-    metadata = tiny_metadata()
-    metadata["tokenizer.ggml.tokens"] += texts
-    metadata["tokenizer.ggml.token_type"] += [kind] * len(texts)
-    return tokenizer_of(metadata)
 
 
 def api_call(i: int, as_text: bool) -> dict[str, Any]:

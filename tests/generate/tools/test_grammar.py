@@ -9,10 +9,10 @@ from typing import Any
 import llguidance
 import pytest
 
-from tests.generate.conftest import tiny_metadata, tokenizer_of
+from tests.generate.conftest import with_tokens
 from vkmoe.errors import PromptError
 from vkmoe.generate.constraint import Constraints
-from vkmoe.generate.tools import ToolFamily, call_grammar, family_of
+from vkmoe.generate.tools import ToolFamily, family_of, reply_grammar
 from vkmoe.generate.tools.families import FamilyName
 from vkmoe.generate.tools.marked import DEEPSEEK as D
 from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
@@ -23,7 +23,7 @@ from .test_parser import HARMONY_THOUGHT, V3, V31
 
 def calls_of(family: ToolFamily, tools: Sequence[Any], **more: Any) -> str:
     """The grammar of calls, with schemas as they are."""
-    return call_grammar(family, tools, lambda schema: f"%json {json.dumps(schema)}", **more)
+    return reply_grammar(family, lambda schema: f"%json {json.dumps(schema)}", tools, **more)
 
 
 LEVEL = {"type": "string", "enum": ["low", "high"]}
@@ -215,10 +215,7 @@ def test_control_tokens_stand_by_their_ids() -> None:
 def test_a_constraint_takes_the_tokens_of_a_call() -> None:
     """Marks are single tokens, also those that are no control tokens."""
     marks = ("<tool_call>", "</tool_call>", "</think>")  # <think> is there
-    metadata = tiny_metadata()
-    metadata["tokenizer.ggml.tokens"] += marks
-    metadata["tokenizer.ggml.token_type"] += [4, 4, 3]
-    tokenizer = tokenizer_of(metadata)
+    tokenizer = with_tokens(*marks, kind=4)
     family = family_of("<tool_call><think></think>", tokenizer)
     state = Constraints(tokenizer).lark(calls_of(family, TOOLS)).begin()
     ids = tokenizer.encode(f"<think>\nhm\n</think>\n\n{ADD_JSON}", add_special=False)

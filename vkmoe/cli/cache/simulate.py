@@ -6,8 +6,8 @@ It owns what is asked and the order of the work; simulate_report.py has what com
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -15,10 +15,11 @@ import typer
 
 from vkmoe.choices import PolicyName
 from vkmoe.cli.notes import counting, dependent_notes, note
-from vkmoe.cli.options import Json, Quiet, check_plot, config_options, option
+from vkmoe.cli.options import Output, check_plot, config_options
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
 from vkmoe.modes import Cache, Resident
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.experts.decide.settings import CacheSettings
@@ -35,35 +36,35 @@ _DECIDING = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Tried:
+    slots: str | None = option(
+        None,
+        "Slots per layer to try, such as 4,8,16. "
+        "Default: from the experts a token uses, doubled, to all.",
+        metavar="NUMBERS",
+    )
+    policy: str = option(
+        _POLICIES,
+        "Policies to compare. Figures of one policy are of --expert-policy if it is "
+        "among these, else of the first.",
+        metavar="POLICIES",
+    )
+
+
+@dataclass(frozen=True)
+class _Picture:
+    plot: str | None = option(None, "Draw the hit rates too, as PNG, SVG or PDF.", metavar="FILE")
+
+
 @config_options
 def simulate(
     *,
     traces: Annotated[list[str], typer.Argument(metavar="TRACE...", hidden=True)],
-    slots: Annotated[
-        str | None,
-        option(
-            "--slots",
-            metavar="NUMBERS",
-            help="Slots per layer to try, such as 4,8,16. "
-            "Default: from the experts a token uses, doubled, to all.",
-        ),
-    ] = None,
-    policy: Annotated[
-        str,
-        option(
-            "--policy",
-            metavar="POLICIES",
-            help="Policies to compare. Figures of one policy are of --expert-policy if it is "
-            "among these, else of the first.",
-        ),
-    ] = _POLICIES,
+    tried: _Tried,
     config: Annotated[EngineConfig, _DECIDING],
-    plot: Annotated[
-        str | None,
-        option("--plot", metavar="FILE", help="Draw the hit rates too, as PNG, SVG or PDF."),
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    picture: _Picture,
+    output: Annotated[Output, ("as_json", "quiet")],
 ) -> None:
     """Replay traces of `vkmoe trace` through the expert cache, without a model or a GPU.
 
@@ -83,22 +84,20 @@ def simulate(
     """
     from vkmoe.cli.cache.simulate_report import as_document, as_text, draw
 
-    policies = _listed("--policy", policy, _POLICIES.split(","), f"known are {_POLICIES}")
-    if plot is not None:
-        check_plot(plot, traces)
-    trace = _read(traces, quiet)
-    counts = _ladder(trace, config) if slots is None else _slots(slots, trace.header.n_experts)
-    if not quiet:
-        _note_idle(config, policies)
-    sweep = _replay(trace, counts, policies, config, quiet)
-    if as_json:
-        typer.echo(json.dumps(as_document(sweep), indent=2))
-    else:
-        typer.echo(as_text(sweep), nl=False)
-    if plot is not None:
-        draw(sweep, Path(plot))
-        if not quiet:
-            note(f"the plot is in {plot}")
+    policies = _listed("--policy", tried.policy, _POLICIES.split(","), f"known are {_POLICIES}")
+    if picture.plot is not None:
+        check_plot(picture.plot, traces)
+    trace = _read(traces, output.quiet)
+    counts = _slots(tried.slots, trace, config)
+    for line in () if output.quiet else _idle(config, policies):
+        note(line)
+    sweep = _replay(trace, counts, policies, config, output.quiet)
+    found = json.dumps(as_document(sweep), indent=2) + "\n" if output.as_json else as_text(sweep)
+    typer.echo(found, nl=False)
+    if picture.plot is not None:
+        draw(sweep, Path(picture.plot))
+        if not output.quiet:
+            note(f"the plot is in {picture.plot}")
 
 
 # ----- what was asked -----
@@ -115,19 +114,21 @@ def _listed(flag: str, text: str, known: Sequence[str], hint: str) -> list[Any]:
     return [word for word in known if word in words]
 
 
-def _slots(text: str, n_experts: int) -> list[int]:
+def _slots(text: str | None, trace: Trace, config: EngineConfig) -> list[int]:
+    """Read the numbers of slots to try; None: those that are worth a look."""
+    if text is None:
+        return _ladder(trace, config)
+    n_experts = trace.header.n_experts
     known = [str(n + 1) for n in range(n_experts)]
     hint = f"write numbers of experts from 1 to {n_experts}, such as 4,8,16"
     return [int(word) for word in _listed("--slots", text, known, hint)]
 
 
-def _note_idle(config: EngineConfig, policies: list[PolicyName]) -> None:
-    """Name the options without effect."""
-    for line in dependent_notes(config):
-        note(line)
+def _idle(config: EngineConfig, policies: list[PolicyName]) -> Iterator[str]:
+    yield from dependent_notes(config)
     chosen = config.expert_policy
     if chosen not in policies and chosen != EngineConfig.expert_policy:
-        note(f"--expert-policy {chosen} has no effect: it is not one of --policy")
+        yield f"--expert-policy {chosen} has no effect: it is not one of --policy"
 
 
 def _ladder(trace: Trace, config: EngineConfig) -> list[int]:

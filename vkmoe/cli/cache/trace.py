@@ -6,31 +6,25 @@ import hashlib
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vkmoe.cli.generate import reply_limits, write_reply
+from vkmoe.cli.generate import write_reply
 from vkmoe.cli.notes import note, opened
 from vkmoe.cli.options import (
-    IgnoreEos,
-    MaxTokens,
-    Model,
-    Prompt,
-    PromptFile,
-    Quiet,
-    Stop,
-    Verbose,
-    Words,
-    chosen_model,
+    Limits,
+    Output,
+    PromptChoice,
+    check_output,
     config_options,
-    option,
-    read_prompt,
-    split_words,
+    read_source,
 )
 from vkmoe.config import EngineConfig, SamplingConfig
-from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.errors import UnsupportedModelError, UsageError
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.batch import RunResult, TokenBatch
@@ -41,46 +35,42 @@ if TYPE_CHECKING:
 __all__ = ["trace"]
 
 
+@dataclass(frozen=True)
+class _Recording:
+    output: str = option(
+        "trace.jsonl", "The trace, a file of JSON lines.", "-o", "--output", metavar="FILE"
+    )
+    overwrite: bool = option(False, "Replace a file that is there already.")
+    with_ids: bool = option(
+        False,
+        "Record a name for each token too, so that `vkmoe simulate` can tell what its "
+        "predictor by tokens is worth: a hash with a salt that is not written down. The "
+        "file shows which places have the same token, from which text might be guessed.",
+    )
+    salt: str | None = option(
+        None,
+        "Salt of --with-ids, which it implies: give the same for traces that are to be "
+        "simulated together, and keep it secret. Default: random, and forgotten.",
+        metavar="TEXT",
+    )
+
+    def key(self) -> bytes | None:
+        """Return the salt of tokens' names; None: they are not recorded."""
+        if self.salt is not None:
+            return hashlib.sha512(self.salt.encode()).digest()
+        return secrets.token_bytes(64) if self.with_ids else None
+
+
 @config_options
 def trace(
     context: typer.Context,
     *,
-    words: Words = None,
-    model: Model = None,
-    prompt: Prompt = None,
-    file: PromptFile = None,
-    output: Annotated[
-        str, option("-o", "--output", metavar="FILE", help="The trace, a file of JSON lines.")
-    ] = "trace.jsonl",
-    overwrite: Annotated[
-        bool, option("--overwrite", kind=bool, help="Replace a file that is there already.")
-    ] = False,
-    with_ids: Annotated[
-        bool,
-        option(
-            "--with-ids",
-            kind=bool,
-            help="Record a name for each token too, so that `vkmoe simulate` can tell what its "
-            "predictor by tokens is worth: a hash with a salt that is not written down. The "
-            "file shows which places have the same token, from which text might be guessed.",
-        ),
-    ] = False,
-    salt: Annotated[
-        str | None,
-        option(
-            "--salt",
-            metavar="TEXT",
-            help="Salt of --with-ids, which it implies: give the same for traces that are to be "
-            "simulated together, and keep it secret. Default: random, and forgotten.",
-        ),
-    ] = None,
-    max_tokens: MaxTokens = 256,
-    stop: Stop = None,
-    ignore_eos: IgnoreEos = False,
+    given: PromptChoice,
+    recording: _Recording,
+    limits: Limits,
     sampling: SamplingConfig,
     engine: EngineConfig,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    output: Annotated[Output, ("verbose", "quiet")],
 ) -> None:
     """Generate, and record which experts every token of prompt and reply uses.
 
@@ -92,54 +82,36 @@ def trace(
     """
     from vkmoe.weights.sizes import trace_header
 
-    positional, stdin = split_words(words or [])
-    chosen = chosen_model(context, positional, model)
-    text = read_prompt(context, prompt, file, stdin)
-    limits = reply_limits(max_tokens, stop, ignore_eos)
+    chosen = given.path(context)
+    text = read_source(*given.source(context))
     if engine.draft != "none":
         raise UsageError(
             f"--draft {engine.draft} runs tokens that the reply may not have",
             "trace without it: the reply is the same",
         )
-    path = _free_path(output, overwrite, file, engine)
-    with (
-        _open(chosen) as source,
-        opened(chosen, engine, verbose, quiet, file=source) as llm,
-        _recording(
-            llm, path, trace_header(source.spec, source.tensors), text, _key(salt, with_ids), quiet
-        ),
-    ):
-        write_reply(llm, text, sampling, limits, as_json=False, quiet=quiet)
-
-
-def _key(salt: str | None, with_ids: bool) -> bytes | None:
-    """Return the salt of tokens' names; None: they are not recorded."""
-    if salt is None and not with_ids:
-        return None
-    return secrets.token_bytes(64) if salt is None else hashlib.sha512(salt.encode()).digest()
+    path = _free_path(recording.output, recording.overwrite, given.file, engine)
+    with _open(chosen) as source:
+        header = trace_header(source.spec, source.tensors)
+        with (
+            opened(chosen, engine, output.verbose, output.quiet, file=source) as llm,
+            _recording(llm, path, header, text, recording.key(), output.quiet),
+        ):
+            write_reply(llm, text, sampling, limits, output)
 
 
 def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineConfig) -> Path:
     """Check the file to write before a model is loaded. Raises UsageError, VkmoeError."""
-    from vkmoe.experts.records.keeper import (
-        check_outputs,
-        reason_against_writing,
-        record_outputs,
-    )
     from vkmoe.experts.records.profile import is_read_only
 
     if output == "-":
         raise UsageError(
             "--output - would mix the trace with the reply on stdout", "give the trace a file"
         )
-    path = Path(output)
-    outputs = [("--output", path), *record_outputs(engine)]
-    sources, profile = [prompt] if prompt is not None else [], engine.expert_profile
+    path, profile = Path(output), engine.expert_profile
+    sources = [prompt] if prompt is not None else []
     if profile is not None and is_read_only(Path(profile)):
         sources.append(profile)
-    check_outputs(outputs, sources)
-    if reason := reason_against_writing(path):
-        raise VkmoeError(f"the trace cannot be written: {reason}", "give another --output")
+    check_output("--output", path, "the trace", sources, engine)
     if path.is_file() and not overwrite:
         raise UsageError(
             f"{path} is there already", "give another --output, or --overwrite to replace it"
@@ -149,7 +121,6 @@ def _free_path(output: str, overwrite: bool, prompt: str | None, engine: EngineC
 
 def _open(model: str | None) -> ModelFile:
     """Open the file of a model to trace. Raises UnsupportedModelError for one without experts."""
-    from vkmoe.errors import UnsupportedModelError
     from vkmoe.llm import demo_model_path
     from vkmoe.models import open_model
 

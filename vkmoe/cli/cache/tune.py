@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vkmoe.cli.notes import counting, note
-from vkmoe.cli.options import Model, Positional, chosen_model, config_options, option
+from vkmoe.cli.options import ModelChoice, config_options
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.option_fields import option
 
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
@@ -28,19 +30,23 @@ NO_NEED = (
 SECONDS = 14.0  # after which no more kernels are begun; one takes a few at most
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    again: bool = option(False, "Measure anew what is remembered already.")
+    forget: bool = option(False, "Delete what is remembered of the device.")
+
+    def __post_init__(self) -> None:
+        if self.again and self.forget:
+            raise UsageError("--again and --forget contradict each other", "give one of them")
+
+
 @config_options
 def tune(
     context: typer.Context,
     *,
-    positional: Positional = None,
-    model: Model = None,
+    which: ModelChoice,
     config: Annotated[EngineConfig, ("device",)],
-    again: Annotated[
-        bool, option("--again", kind=bool, help="Measure anew what is remembered already.")
-    ] = False,
-    forget: Annotated[
-        bool, option("--forget", kind=bool, help="Delete what is remembered of the device.")
-    ] = False,
+    wanted: _Wanted,
 ) -> None:
     """Measure how kernels are best launched on a device, and remember it.
 
@@ -53,18 +59,16 @@ def tune(
     from vkmoe.devices import open_device
     from vkmoe.placement.remembered import forget as delete
 
-    if again and forget:
-        raise UsageError("--again and --forget contradict each other", "give one of them")
-    works = _works(chosen_model(context, positional, model))
+    works = _works(which.path(context))
     with open_device(config.device) as opened:
         info = opened.info
         note(f"device {info.index}: {info.name} ({info.driver})")
-        if forget:
+        if wanted.forget:
             note("forgotten" if delete(info) else "nothing was remembered")
         elif not info.is_vulkan:
             note(NO_NEED.format(n=opened.n_threads))
         else:
-            _tune(opened, works, again)
+            _tune(opened, works, wanted.again)
 
 
 def _tune(device: Device, works: Works, again: bool) -> None:
@@ -119,7 +123,6 @@ def _measured(device: Device, todo: Works) -> list[Measured | None]:
 
 
 def _remembered(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
-    """Write what was measured. Raises VkmoeError."""
     from vkmoe.placement.remembered import remember, remembered_path
 
     try:

@@ -12,8 +12,8 @@ from vkmoe.errors import PromptError
 
 __all__ = ["FindCut", "pieces"]
 
-# Finds the first place to cut a text between two positions: what is before and behind it become
-# the same tokens as they do together.
+# Finds the first place between two positions where a text can be cut: both parts have the tokens
+# of the whole.
 FindCut = Callable[[str, int, int], int | None]
 
 _LEAST, _MOST = 1 << 16, 1 << 18  # characters of a piece

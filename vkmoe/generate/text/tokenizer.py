@@ -70,7 +70,7 @@ class Tokenizer:
         text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         ids: list[int] = []
         after_special = True
-        for part in self._cut(text, parse_special):
+        for part in self.parts(text, parse_special):
             if isinstance(part, int):
                 ids.append(part)
             else:
@@ -105,9 +105,18 @@ class Tokenizer:
         """
         return self._codec.encode(text, after_special=False)
 
-    def parts(self, text: str) -> list[str | int]:
-        """Cut `text` into ids of special tokens and the non-empty texts between them."""
-        return self._cut(text, parse_special=True)
+    def parts(self, text: str, parse_special: bool = True) -> list[str | int]:
+        """Cut `text` into ids of special tokens and the non-empty texts between them.
+
+        As in llama.cpp, the longest token is looked for first, everywhere, then the next in what
+        is left.
+        """
+        parts: list[str | int] = [text]
+        for token_id in self._longest_first:
+            is_asked_for = parse_special or token_id not in self.control_ids
+            if is_asked_for and self._tokens[token_id] in text:
+                parts = [piece for part in parts for piece in self._cut_at(token_id, part)]
+        return [part for part in parts if part != ""]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become the replacement character.
@@ -144,19 +153,6 @@ class Tokenizer:
             return text.encode()
         raw = self._codec.token_bytes(text)
         return raw.removeprefix(b" ") if after_special and self.adds_space else raw
-
-    def _cut(self, text: str, parse_special: bool) -> list[str | int]:
-        """Cut `text` into ids of special tokens and the non-empty texts between them.
-
-        As in llama.cpp, the longest token is looked for first, everywhere, then the next in what
-        is left.
-        """
-        parts: list[str | int] = [text]
-        for token_id in self._longest_first:
-            is_asked_for = parse_special or token_id not in self.control_ids
-            if is_asked_for and self._tokens[token_id] in text:
-                parts = [piece for part in parts for piece in self._cut_at(token_id, part)]
-        return [part for part in parts if part != ""]
 
     def _cut_at(self, token_id: int, part: str | int) -> list[str | int]:
         if isinstance(part, int):

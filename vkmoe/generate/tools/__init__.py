@@ -11,7 +11,7 @@ from vkmoe.generate.tools.events import (
     ToolCallEnd,
 )
 from vkmoe.generate.tools.families import ToolFamily, family_of
-from vkmoe.generate.tools.grammar import call_grammar, form_grammar
+from vkmoe.generate.tools.grammar import reply_grammar
 from vkmoe.generate.tools.parser import ReplyParser
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "ToolCallBegin",
     "ToolCallEnd",
     "ToolFamily",
-    "call_grammar",
     "family_of",
-    "form_grammar",
+    "reply_grammar",
 ]

@@ -217,7 +217,7 @@ class Cursor:
             text = self._answer.feed(text)
         if text:
             self.events.append(Content(text))
-        self._forget()
+        self.form()
 
     def thought(self, text: str) -> None:
         """Give out a part of a thought; what was read is done with. Mutates."""
@@ -225,16 +225,17 @@ class Cursor:
             text = self._thought.feed(text)
         if text:
             self.events.append(Thought(text))
-        self._forget()
+        self.form()
 
     def begin_thought(self) -> None:
         """Let what follows be a thought. Mutates."""
         self._answer, self._thought = _Run(after_mark=True), _Run(after_mark=True)
-        self._forget()
+        self.form()
 
     def form(self) -> None:
-        """Let go of what was read: it is form and no text. Mutates."""
-        self._forget()
+        """Let go of what was read, for instance form: no place in it is good any more. Mutates."""
+        self._text = self._text[self._at :]
+        self._start = self._at = 0
 
     def begin_call(self, name: str) -> None:
         """Begin a call, whose arguments follow. Raises Malformed for what is no name. Mutates."""
@@ -255,7 +256,7 @@ class Cursor:
         self._call, self._in_call = [], False
         self._n_calls += 1
         self._answer = _Run(after_mark=True)
-        self._forget()
+        self.form()
 
     def refuse(self) -> None:
         """Give what was read of a call that is none as answer, unless it was cut. Mutates.
@@ -270,7 +271,7 @@ class Cursor:
         if self.lacks_text:
             self._at = len(self._text)
             self._answer = _Run(after_mark=True)
-            self._forget()
+            self.form()
         else:
             self.content(self._text[self._start : self._at])
 
@@ -283,11 +284,6 @@ class Cursor:
         self.events.append(event)
         self._answer = _Run(after_mark=True)
         self._start = self._at
-
-    def _forget(self) -> None:
-        """Let go of the text that was read; no place in it is good any more. Mutates."""
-        self._text = self._text[self._at :]
-        self._start = self._at = 0
 
 
 def _joined(events: list[ReplyEvent]) -> list[ReplyEvent]:

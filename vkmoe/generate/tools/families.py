@@ -29,6 +29,7 @@ FamilyName = Literal[
     "none",
 ]
 
+# All marks of each, that of a call first.
 _MARKS: dict[FamilyName, tuple[str, ...]] = {
     "hermes": (OPEN, CLOSE),
     "qwen-coder": (OPEN, CLOSE),
@@ -56,6 +57,11 @@ class ToolFamily:
     thought: tuple[str, str] | None = None
     mark_ids: dict[str, int] = field(default_factory=dict)
     shown: frozenset[int] = frozenset()
+
+    @property
+    def call_marks(self) -> tuple[str, ...]:
+        """Return the marks with which calls begin; small models forget the first of two."""
+        return _MARKS[self.name][:1] + ((FUNCTION,) if self.name == "qwen-coder" else ())
 
     def begins_in_thought(self, prompt: str) -> bool:
         """Say whether a rendered prompt ends inside a thought, which the template has opened."""

@@ -17,7 +17,7 @@ from vkmoe.generate.tools.parser import function_of
 from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
 from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN
 
-__all__ = ["call_grammar", "form_grammar"]
+__all__ = ["reply_grammar"]
 
 # Writes a JSON schema as a grammar wants it: `Constraints.json_in_lark` does.
 InLark = Callable[[Mapping[str, Any] | bool], str]
@@ -25,46 +25,31 @@ InLark = Callable[[Mapping[str, Any] | bool], str]
 _ONE_ONLY = ("harmony", "llama", "none")  # which write one call of a turn
 
 
-def call_grammar(
+def reply_grammar(
     family: ToolFamily,
-    tools: Sequence[Mapping[str, Any]],
     in_lark: InLark,
+    tools: Sequence[Mapping[str, Any]] = (),
+    answer: str | None = None,
     *,
     parallel: bool = True,
     in_thought: bool = False,
 ) -> str:
-    """Return the grammar of one call of one of `tools`, or of several, after an optional thought.
+    """Return the grammar of a call of one of `tools`, or of several, after an optional thought.
 
-    `parallel` allows several where the family can write them. A family without calls writes one as
-    {"name": ..., "arguments": ...}. `in_thought`: the prompt ends inside a thought, which must end
-    first. Special tokens stand in it by their ids. Raises PromptError without tools.
+    `answer` is the form of an answer, amid the rules of a Lark grammar: such a one may come instead
+    then. `parallel` allows several calls where the family can write them. A family without calls
+    writes one as {"name": ..., "arguments": ...}, beside an answer none. `in_thought`: the prompt
+    ends inside a thought, which must end first. Special tokens stand in it by their ids. Raises
+    PromptError for neither tools nor an answer.
     """
-    if not tools:
+    if not tools and answer is None:
         raise PromptError(
             "a tool call is demanded, but there are no tools",
             "leave tool_choice at 'auto' or 'none'",
         )
-    functions = [function_of(tool) for tool in tools]
-    return _Grammar(family, functions, in_lark).text(parallel, in_thought)
-
-
-def form_grammar(
-    family: ToolFamily,
-    answer: str,
-    in_lark: InLark,
-    *,
-    in_thought: bool = False,
-    tools: Sequence[Mapping[str, Any]] = (),
-    parallel: bool = True,
-) -> str:
-    """Return the grammar of an answer of a form, after an optional thought.
-
-    `answer` is the form, amid the rules of a Lark grammar. With `tools`, calls of them may come
-    instead; `parallel` allows several. `in_thought`: the prompt ends inside a thought, which must
-    end first. A family without calls has none.
-    """
-    functions = [function_of(tool) for tool in tools if family.name != "none"]
-    return _Grammar(family, functions, in_lark).of_form(answer, parallel, in_thought)
+    functions = [] if answer is not None and family.name == "none" else map(function_of, tools)
+    grammar = _Grammar(family, list(functions), in_lark)
+    return grammar.text(answer, parallel, in_thought)
 
 
 class _Grammar:
@@ -75,28 +60,24 @@ class _Grammar:
     ) -> None:
         self._family, self._functions, self._in_lark = family, functions, in_lark
 
-    def text(self, parallel: bool, in_thought: bool) -> str:
-        """Return the rules of calls, the first one first."""
-        return self._written(["calls"], [*self._call_rules(parallel)], in_thought)
-
-    def of_form(self, answer: str, parallel: bool, in_thought: bool) -> str:
-        """Return the rules of an answer of a form or of calls, the first one first."""
+    def text(self, answer: str | None, parallel: bool, in_thought: bool) -> str:
+        """Return the rules: of a thought, if there can be one, of an answer, and of calls."""
         is_harmony = self._family.name == "harmony"
-        mark = self._marked(f"{CHANNEL}final{MESSAGE}") if is_harmony else ""
-        rules = [f"answer: {mark} {answer}"]
-        if not self._functions:
-            return self._written(["answer"], rules, in_thought)
-        return self._written(["answer", "calls"], [*rules, *self._call_rules(parallel)], in_thought)
-
-    def _written(self, choices: Sequence[str], rules: Sequence[str], in_thought: bool) -> str:
-        """Put the rules of what a reply may be behind those of an optional thought."""
-        has_thought = self._family.name == "harmony" or self._family.thought is not None
+        has_thought = is_harmony or self._family.thought is not None
+        rules = [*self._thought()] if has_thought else []
+        choices = []
+        if answer is not None:
+            mark = self._marked(f"{CHANNEL}final{MESSAGE}") if is_harmony else ""
+            rules.append(f"answer: {mark} {answer}")
+            choices.append("answer")
+        if self._functions:
+            rules += self._call_rules(parallel)
+            choices.append("calls")
         before = "thought_end" if in_thought else "thought?"
         start = f"start: {before if has_thought else ''} ({' | '.join(choices)})"
-        return "\n".join([start, *(self._thought() if has_thought else ()), *rules]) + "\n"
+        return "\n".join([start, *rules]) + "\n"
 
     def _call_rules(self, parallel: bool) -> Iterator[str]:
-        """Write the rules of one call or several."""
         name = self._family.name
         yield f"calls: {self._calls(parallel and name not in _ONE_ONLY)}"
         yield "call: " + " | ".join(f"call_{i}" for i in range(len(self._functions)))
@@ -136,7 +117,6 @@ class _Grammar:
         return "call+" if name == "mistral-args" else 'call ("\\n" call)*'
 
     def _call(self, function: Mapping[str, Any]) -> str:
-        """Write one call of a function."""
         family, name = self._family.name, str(function.get("name"))
         schema = _schema_of(function)
         arguments = self._in_lark(schema)

@@ -17,19 +17,9 @@ from vkmoe.generate.tools.marked import (
     read_llama,
     read_mistral,
 )
-from vkmoe.generate.tools.tags import FUNCTION, OPEN, read_tags
+from vkmoe.generate.tools.tags import read_tags
 
 __all__ = ["ReplyParser", "function_of"]
-
-_CALL_MARKS = {
-    "hermes": (OPEN,),
-    "qwen-coder": (OPEN, FUNCTION),
-    "mistral": (MISTRAL.calls,),
-    "mistral-args": (MISTRAL.calls,),
-    "deepseek-v3": (DEEPSEEK.calls,),
-    "deepseek-v3.1": (DEEPSEEK.calls,),
-    "llama": (PYTHON_TAG,),
-}
 
 
 class ReplyParser:
@@ -48,15 +38,16 @@ class ReplyParser:
         in_thought: bool = False,
         must_call: bool = False,
         streams: bool = False,
+        drops_blank: bool = False,
         make_id: Callable[[], str] = random_call_id,
     ) -> None:
         """Begin a reply to a prompt that offered `tools`, as OpenAI's API writes them.
 
         Without tools nothing is a call. `in_thought`: the template has opened a thought
-        (`family.begins_in_thought`). `must_call`: the reply is kept to `call_grammar`, so that a
+        (`family.begins_in_thought`). `must_call`: the reply is kept to `reply_grammar`, so that a
         family without calls has one. A call comes out when it is whole. With `streams` it begins to
         come out with its first argument; then one that turns out malformed ends there, and what
-        follows is part of the answer.
+        follows is part of the answer. `drops_blank`: one before the first word is no part of it.
         """
         functions = [function_of(tool) for tool in tools]
         self._schemas = {
@@ -65,17 +56,18 @@ class ReplyParser:
             if isinstance(parameters := function.get("parameters") or {}, Mapping)
         }
         self._family = family
-        self._marks = _CALL_MARKS.get(family.name, ()) if tools else ()
+        self._marks = family.call_marks if tools else ()
         has_bare_calls = family.name == "llama" or (must_call and family.name == "none")
         self._may_be_bare = bool(tools) and has_bare_calls
         trims = family.name != "harmony" and bool(self._marks or family.thought)
         self._cursor = Cursor(frozenset(self._schemas), streams, trims, make_id)
         self._steps = self._read(in_thought)
-        self._is_running = True
+        self._is_running, self._drops_blank = True, drops_blank
 
     def feed(self, text: str) -> list[ReplyEvent]:
         """Return what is certain with this text. Mutates."""
-        self._cursor.add(text)
+        self._cursor.add(text.removeprefix(" ") if self._drops_blank else text)
+        self._drops_blank = self._drops_blank and not text
         self._run()
         return self._cursor.take_events()
 
@@ -95,7 +87,6 @@ class ReplyParser:
             self._is_running = next(self._steps, False) is None
 
     def _read(self, in_thought: bool) -> Steps[None]:
-        """Read the whole reply."""
         cursor, family = self._cursor, self._family
         if family.name == "harmony":
             yield from read_harmony(cursor, bool(self._schemas))

@@ -5,7 +5,7 @@ That is how Anthropic's messages and OpenAI's responses have it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,8 +16,9 @@ from vkmoe.generate.tools import (
     ToolCallArguments,
     ToolCallBegin,
 )
+from vkmoe.server.api.conversation import Begun
 
-__all__ = ["Block", "BlockEvent", "Blocks"]
+__all__ = ["Block", "BlockEvent", "Blocks", "followed"]
 
 Kind = Literal["thought", "text", "call"]
 What = Literal["begin", "more", "end"]
@@ -83,3 +84,21 @@ class Blocks:
     def _more(self, text: str) -> BlockEvent:
         self.all[-1].text += text
         return BlockEvent("more", self.all[-1], text)
+
+
+async def followed(
+    begun: Begun, blocks: Blocks, patience: float | None = None
+) -> AsyncIterator[BlockEvent | None]:
+    """Yield what happens to the blocks of one reply until it is over.
+
+    After `patience` seconds without any news, yields None. Mutates `blocks`.
+    """
+    (reply,), (text,) = begun.replies, begun.texts
+    async for news in reply.news(patience):
+        if news.is_silent:
+            yield None
+        for each in blocks.feed(text.feed(news.pieces)):
+            yield each
+    is_whole = reply.generation.finish_reason != "length"
+    for each in (*blocks.feed(text.finish()), *blocks.finish(is_whole)):
+        yield each

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -19,23 +18,16 @@ from vkmoe.generate.tools import (
     ToolCallArguments,
     ToolCallBegin,
 )
+from vkmoe.server.api.choices import Choices
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.api.shapes import ChatShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, ChoiceFields, Many, read_body
 from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
-from vkmoe.server.replies import News, Reply, merged, until_gone
-from vkmoe.server.service import (
-    PATIENCE,
-    Service,
-    finish_reason,
-    new_id,
-    routed_experts,
-    timings,
-    usage,
-)
-from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
+from vkmoe.server.replies import News
+from vkmoe.server.service import Service
+from vkmoe.server.sse import answered
 
 __all__ = ["ChatFields", "Message", "answer_chat", "names_of_effort"]
 
@@ -133,14 +125,9 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a reply in a conversation."""
     asked = await read_body(request, ChatFields)
     streams = bool(asked.stream)
-    with_routing = bool(asked.return_routed_experts)
-    conversation = asked.conversation()
-    begun = await begin(service, asked, conversation, streams, asked.n_logprobs, with_routing)
-    answer = _Answer(service, asked, begun)
-    if streams:
-        return EventStream(answer.events(), begun.replies)
-    body = await until_gone(request, answer.whole(), begun.replies)
-    return Response(json_bytes(body), media_type="application/json")
+    more = {"n_logprobs": asked.n_logprobs, "with_routing": bool(asked.return_routed_experts)}
+    begun = await begin(service, asked, asked.conversation(), streams, **more)
+    return await answered(request, _Answer(service, asked, begun), begun.replies, streams)
 
 
 def names_of_effort(effort: str | None) -> dict[str, Any]:
@@ -148,6 +135,12 @@ def names_of_effort(effort: str | None) -> dict[str, Any]:
     if effort is None:
         return {}
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
+def _choice(
+    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
 def _delta(found: ReplyEvent) -> dict[str, Any] | None:
@@ -166,7 +159,6 @@ def _delta(found: ReplyEvent) -> dict[str, Any] | None:
 
 
 def _message(events: Sequence[ReplyEvent]) -> dict[str, Any]:
-    """Return the message that a whole reply is."""
     content = "".join(each.text for each in events if isinstance(each, Content))
     thought = "".join(each.text for each in events if isinstance(each, Thought))
     calls: dict[int, dict[str, Any]] = {}
@@ -184,76 +176,52 @@ def _message(events: Sequence[ReplyEvent]) -> dict[str, Any]:
     return message
 
 
-class _Answer:
-    """Makes the answer of `n` replies to a conversation, at once or as a stream."""
+class _Answer(Choices):
+    id_kind, name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service, asked: ChatFields, begun: Begun) -> None:
-        self._llm, self._asked = begun.llm, asked
-        self._replies, self._texts = begun.replies, begun.texts
+        super().__init__(service, begun.llm, asked, begun.replies, 1)
+        self._n_logprobs, self._texts = asked.n_logprobs, begun.texts
         self._calls: set[int] = set()  # replies that call a tool
-        self._base = {
-            "id": new_id("chatcmpl"),
-            "created": int(time.time()),
-            "model": service.alias,
-        }
-
-    async def whole(self) -> dict[str, Any]:
-        """Wait for all replies, and return the answer."""
-        events: list[list[ReplyEvent]] = [[] for _ in self._replies]
-        pieces: list[list[Piece]] = [[] for _ in self._replies]
-        async for index, news in merged(self._replies, None):
-            pieces[index] += news.pieces
-            events[index] += self._texts[index].feed(news.pieces)
-        choices = []
-        for index, reply in enumerate(self._replies):
-            message = _message(events[index] + self._texts[index].finish())
-            if "tool_calls" in message:
-                self._calls.add(index)
-            reason, logprobs = self._reason(index, reply), self._logprobs(pieces[index])
-            choice = {"index": index, "message": message, "finish_reason": reason}
-            choices.append({**choice, "logprobs": logprobs, **routed_experts(self._llm, reply)})
-        end = {"usage": self._usage(), **self._timings(-1)}
-        return {**self._base, "object": "chat.completion", "choices": choices, **end}
+        self._n_read: dict[int, int] = {}  # tokens of prompts, as of the last event
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events of a stream: roles first, reasons to end last."""
         for index in range(len(self._replies)):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
-        n_read = dict.fromkeys(range(len(self._replies)), -1)
-        async for index, news in merged(self._replies, PATIENCE):
-            if news.is_silent:
-                yield COMMENT
-            if self._asked.return_progress and news.n_read != n_read[index]:
-                n_read[index] = news.n_read
-                yield self._progress(index, news)
-            logprobs = self._logprobs(news.pieces)
-            more = self._timings(index) if self._asked.timings_per_token else {}
-            for delta in self._deltas(index, self._texts[index].feed(news.pieces)):
-                yield self._chunk(index, delta, logprobs, **more)
-                logprobs = None
-            if logprobs is not None and logprobs["content"]:  # of text that is held back
-                yield self._chunk(index, {}, logprobs, **more)
-        for index, reply in enumerate(self._replies):
-            for delta in self._deltas(index, self._texts[index].finish()):
-                yield self._chunk(index, delta)
-            is_last = index + 1 == len(self._replies) and not self._asked.with_usage
-            choice = {"index": index, "delta": {}, "logprobs": None}
-            choice |= {"finish_reason": self._reason(index, reply)}
-            choice |= routed_experts(self._llm, reply)
-            more = self._timings(-1) if is_last else {}
-            yield event({**self._head, "choices": [choice], **more})
-        if self._asked.with_usage:
-            end = {"usage": self._usage(), **self._timings(-1)}
-            yield event({**self._head, "choices": [], **end})
-        yield event("[DONE]")
+            yield self._chunk([_choice(index, {"role": "assistant", "content": ""})])
+        async for data in super().events():
+            yield data
+
+    def _whole(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text = self._texts[index]
+        message = _message([*text.feed(pieces), *text.finish()])
+        if "tool_calls" in message:
+            self._calls.add(index)
+        choice = {"index": index, "message": message, "finish_reason": self._reason(index)}
+        return {**choice, "logprobs": self._logprobs(pieces)}
+
+    def _more(self, index: int, news: News) -> Iterator[bytes]:
+        if self._asked.return_progress and news.n_read != self._n_read.get(index):
+            self._n_read[index] = news.n_read
+            progress = {"prompt_progress": self._progress(index, news)}
+            yield self._chunk([_choice(index, {})], **progress)
+        logprobs = self._logprobs(news.pieces)
+        more = self._timings(index) if self._asked.timings_per_token else {}
+        for delta in self._deltas(index, self._texts[index].feed(news.pieces)):
+            yield self._chunk([_choice(index, delta, logprobs)], **more)
+            logprobs = None
+        if logprobs is not None and logprobs["content"]:  # of text that is held back
+            yield self._chunk([_choice(index, {}, logprobs)], **more)
+
+    def _rest(self, index: int) -> Iterator[dict[str, Any]]:
+        for delta in self._deltas(index, self._texts[index].finish()):
+            yield _choice(index, delta)
+        yield {**_choice(index, {}), "finish_reason": self._reason(index)}
 
     def _usage(self) -> dict[str, Any]:
         n_thought = sum(text.n_thought for text in self._texts)
         details = {"completion_tokens_details": {"reasoning_tokens": n_thought}}
-        return usage(self._replies) | details
-
-    def _timings(self, index: int) -> dict[str, Any]:
-        return {"timings": timings(self._replies[index].statistics)}
+        return super()._usage() | details
 
     def _deltas(self, index: int, events: Iterable[ReplyEvent]) -> list[dict[str, Any]]:
         found = [delta for each in events if (delta := _delta(each)) is not None]
@@ -261,40 +229,23 @@ class _Answer:
             self._calls.add(index)
         return found
 
-    def _reason(self, index: int, reply: Reply) -> str:
-        """Say why a reply ended."""
-        reason = finish_reason(reply)
+    def _reason(self, index: int) -> str:
+        reason = super()._reason(index)
         return "tool_calls" if reason == "stop" and index in self._calls else reason
 
-    @property
-    def _head(self) -> dict[str, Any]:
-        return {**self._base, "object": "chat.completion.chunk"}
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        **more: Any,
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        return event({**self._head, "choices": [choice], **more})
-
-    def _progress(self, index: int, news: News) -> bytes:
+    def _progress(self, index: int, news: News) -> dict[str, Any]:
         """Say how much of a prompt is read, as llama-server does."""
         found = self._replies[index].statistics
-        progress = {
+        return {
             "total": found.n_prompt_tokens,
             "cache": found.n_reused_tokens,
             "processed": news.n_read,
             "time_ms": 1e3 * found.prompt_seconds,
         }
-        choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
-        return event({**self._head, "choices": [choice], "prompt_progress": progress})
 
     def _logprobs(self, pieces: Iterable[Piece]) -> dict[str, Any] | None:
         """Return the probabilities of these tokens; None where they were not asked for."""
-        if self._asked.n_logprobs is None:
+        if self._n_logprobs is None:
             return None
         return {
             "content": [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -16,24 +15,19 @@ from vkmoe.generate.logprobs import LogProbs
 from vkmoe.generate.loop import Generation, Piece
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM
+from vkmoe.server.api.choices import Choices
 from vkmoe.server.api.shapes import CompletionShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import ChoiceFields, Many, Tokens, read_body
 from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
-from vkmoe.server.replies import Reply, merged, until_gone
-from vkmoe.server.service import (
-    PATIENCE,
-    Service,
-    finish_reason,
-    new_id,
-    routed_experts,
-    timings,
-    usage,
-)
-from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
+from vkmoe.server.replies import News, Reply
+from vkmoe.server.service import Service
+from vkmoe.server.sse import answered
 
 __all__ = ["CompletionFields", "complete"]
+
+MOST_TOGETHER = 64  # of a request
 
 
 class CompletionFields(FormFields, ChoiceFields):
@@ -50,7 +44,9 @@ async def complete(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a completion."""
     asked = await read_body(request, CompletionFields)
     llm, given = service.engine.llm, _prompts(asked)
-    service.check_number(len(given), asked)
+    if len(given) * asked.n_replies > MOST_TOGETHER:
+        param = "prompt" if len(given) > MOST_TOGETHER else "n"
+        raise ApiError(400, f"at most {MOST_TOGETHER} replies at once", param=param)
     for prompt in given:
         if isinstance(prompt, str):
             service.check_length(llm, prompt)
@@ -68,10 +64,7 @@ async def complete(service: Service, request: HttpRequest) -> Response:
     echoed = [_echo(llm, *each) if asked.echo else "" for each in shown]
     replies = service.begin(requests)
     answer = _Answer(service, llm, asked, replies, echoed)
-    if asked.stream:
-        return EventStream(answer.events(), replies)
-    body = await until_gone(request, answer.whole(), replies)
-    return Response(json_bytes(body), media_type="application/json")
+    return await answered(request, answer, replies, bool(asked.stream))
 
 
 def _prompts(asked: CompletionFields) -> list[str | Tokens]:
@@ -158,8 +151,8 @@ def _columns(found: Sequence[_Figure]) -> dict[str, Any]:
     return {name: [each[i] for each in found] for i, name in enumerate(names)}
 
 
-class _Answer:
-    """Makes the answer of replies to one or several prompts, at once or as a stream."""
+class _Answer(Choices):
+    id_kind, name, chunk_name = "cmpl", "text_completion", "text_completion"
 
     def __init__(
         self,
@@ -169,83 +162,49 @@ class _Answer:
         replies: list[Reply],
         echoed: list[str],
     ) -> None:
-        self._service, self._llm, self._asked = service, llm, asked
-        self._replies, self._echoed = replies, echoed
+        super().__init__(service, llm, asked, replies, len(echoed))
+        self._fields, self._echoed = asked, echoed
         self._figures = [_Figures(llm.tokenizer) for _ in replies]
-        self._base = {
-            "id": new_id("cmpl"),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.alias,
-        }
+        self._begun: set[int] = set()  # replies of which something was sent
 
-    async def whole(self) -> dict[str, Any]:
-        """Wait for all replies, and return the answer."""
-        found: list[list[Piece]] = [[] for _ in self._replies]
-        async for index, news in merged(self._replies, None):
-            found[index] += news.pieces
-        choices = [self._choice(index, pieces, True) for index, pieces in enumerate(found)]
-        for choice, reply in zip(choices, self._replies, strict=True):
-            choice |= routed_experts(self._llm, reply)
-        return {**self._base, "choices": choices, **self._end()}
+    def _whole(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return {**self._choice(index, pieces), "finish_reason": self._reason(index)}
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the events of a stream."""
-        begun: set[int] = set()
-        async for index, news in merged(self._replies, PATIENCE):
-            if news.is_silent:
-                yield COMMENT
-            elif self._says_more(news.pieces):
-                choice = self._choice(index, news.pieces, index not in begun)
-                begun.add(index)
-                head = {**self._base, "choices": [{**choice, "finish_reason": None}]}
-                yield event(head | (self._timings(index) if self._asked.timings_per_token else {}))
-        for index, reply in enumerate(self._replies):
-            is_first = index not in begun  # with nothing to say, but what is echoed
-            ended = {**self._choice(index, [], is_first), "finish_reason": finish_reason(reply)}
-            ended |= routed_experts(self._llm, reply)
-            is_last = index + 1 == len(self._replies) and not self._asked.with_usage
-            more = self._timings(-1) if is_last else {}
-            yield event({**self._base, "choices": [ended], **more})
-        if self._asked.with_usage:
-            yield event({**self._base, "choices": [], **self._end()})
-        yield event("[DONE]")
+    def _more(self, index: int, news: News) -> Iterator[bytes]:
+        if self._says_more(news.pieces):
+            more = self._timings(index) if self._asked.timings_per_token else {}
+            yield self._chunk([self._choice(index, news.pieces)], **more)
+
+    def _rest(self, index: int) -> Iterator[dict[str, Any]]:
+        yield self._whole(index, [])  # with nothing to say, unless what is echoed was not sent
 
     def _says_more(self, pieces: Sequence[Piece]) -> bool:
         """Say whether an event has anything of these: a text, or how likely the tokens are."""
         return bool(pieces) and (
-            self._asked.logprobs is not None or any(piece.text for piece in pieces)
+            self._fields.logprobs is not None or any(piece.text for piece in pieces)
         )
 
-    def _choice(self, index: int, pieces: Sequence[Piece], is_first: bool) -> dict[str, Any]:
-        """Return a choice with these pieces of a reply, behind its prompt where that is echoed."""
-        reply = self._replies[index]
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return a choice with more pieces of a reply; its prompt, if echoed, is in the first."""
+        is_first = index not in self._begun
+        self._begun.add(index)
         echo = self._echoed[index // self._asked.n_replies] if is_first else ""
         return {
             "index": index,
             "text": echo + "".join(piece.text for piece in pieces),
             "logprobs": self._logprobs(index, pieces, is_first),
-            "finish_reason": finish_reason(reply) if reply.generation.is_done else None,
+            "finish_reason": None,
         }
 
     def _logprobs(
         self, index: int, pieces: Sequence[Piece], is_first: bool
     ) -> dict[str, Any] | None:
         """Return how likely these tokens were; None where that was not asked for."""
-        if self._asked.logprobs is None:
+        if self._fields.logprobs is None:
             return None
         figures = self._figures[index]
-        if not (is_first and self._asked.echo):
+        if not (is_first and self._fields.echo):
             return figures.of_reply(pieces)
         prompt = figures.of_prompt(self._replies[index].generation)
         reply = figures.of_reply(pieces)
         return {name: [*before, *reply[name]] for name, before in prompt.items()}
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(self._replies, len(self._echoed))
-
-    def _end(self) -> dict[str, Any]:
-        return {"usage": self._usage(), **self._timings(-1)}
-
-    def _timings(self, index: int) -> dict[str, Any]:
-        return {"timings": timings(self._replies[index].statistics)}

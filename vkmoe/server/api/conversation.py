@@ -12,14 +12,13 @@ from typing import Any
 
 from vkmoe.errors import PromptError
 from vkmoe.generate.constraint import Constraint
-from vkmoe.generate.loop import Generation, Piece, Request
+from vkmoe.generate.loop import Generation, Piece
 from vkmoe.generate.tools import (
     ReplyEvent,
     ReplyParser,
     Thought,
     ToolFamily,
-    call_grammar,
-    form_grammar,
+    reply_grammar,
 )
 from vkmoe.llm import LLM
 from vkmoe.server.errors import ApiError
@@ -102,38 +101,39 @@ class Conversation:
 
     def constraint(self, llm: LLM, family: ToolFamily, in_thought: bool) -> Constraint | None:
         """Return what keeps the reply to its form; None: nothing. Raises VkmoeError."""
+        constraints, answer = llm.constraints, None
         if self.must_call:
-            chosen = self.offered
-            if self.tool_choice != "required":
-                chosen = [each for each in chosen if _name(each) == self.tool_choice]
-                if not chosen:
-                    raise PromptError(
-                        f"tool_choice names {self.tool_choice!r}, which is no tool of this request",
-                        "name one of its tools",
-                    )
-            parallel = self.parallel_calls and self.tool_choice == "required"
-            in_lark = partial(llm.constraints.json_in_lark, lenient=True)
-            grammar = call_grammar(
-                family, chosen, in_lark, parallel=parallel, in_thought=in_thought
-            )
-            return llm.constraints.lark(grammar)
-        if self.form is None:
+            tools = self._demanded()
+        elif self.form is None:
             return None
-        tools = self.offered if family.name != "none" else []
-        if family.thought is None and family.name != "harmony" and not tools:
-            return self.form.constraint(llm.constraints)
-        if tools:  # whose schemas are kept to as far as that can be; the answer's must be
-            self.form.constraint(llm.constraints)
-        write = partial(llm.constraints.json_in_lark, lenient=bool(tools))
-        grammar = form_grammar(
+        else:
+            tools = self.offered if family.name != "none" else []
+            if not tools and family.thought is None and family.name != "harmony":
+                return self.form.constraint(constraints)
+            if tools:  # whose schemas are kept to as far as that can be; the answer's must be
+                self.form.constraint(constraints)
+            answer = self.form.in_lark(constraints, lenient=bool(tools))
+        grammar = reply_grammar(
             family,
-            self.form.in_lark(llm.constraints, lenient=bool(tools)),
-            write,
+            partial(constraints.json_in_lark, lenient=bool(tools)),
+            tools,
+            answer,
+            parallel=self.parallel_calls and self.tool_choice in ("auto", "required"),
             in_thought=in_thought,
-            tools=tools,
-            parallel=self.parallel_calls,
         )
-        return llm.constraints.lark(grammar)
+        return constraints.lark(grammar)
+
+    def _demanded(self) -> list[dict[str, Any]]:
+        """List the tools of which one must be called. Raises PromptError for a name of none."""
+        if self.tool_choice == "required":
+            return self.offered
+        chosen = [each for each in self.offered if _name(each) == self.tool_choice]
+        if not chosen:
+            raise PromptError(
+                f"tool_choice names {self.tool_choice!r}, which is no tool of this request",
+                "name one of its tools",
+            )
+        return chosen
 
 
 def _cannot_go_on(reason: str) -> PromptError:
@@ -157,21 +157,15 @@ def _name(tool: dict[str, Any]) -> str:
 class ReplyText:
     """Reads one reply: its answer, its thoughts, its calls."""
 
-    def __init__(
-        self, llm: LLM, parser: ReplyParser, generation: Generation, keeps_blank: bool
-    ) -> None:
-        """Begin a reply; `keeps_blank`: a blank before its first word belongs to it."""
+    def __init__(self, parser: ReplyParser, generation: Generation) -> None:
         self._parser, self._generation = parser, generation
         self.n_thought = 0  # tokens of its thoughts
-        self._has_blank = llm.tokenizer.adds_space and not keeps_blank
 
     def feed(self, pieces: Iterable[Piece]) -> list[ReplyEvent]:
         """Return what is certain with these pieces. Mutates."""
         found: list[ReplyEvent] = []
         for piece in pieces:
-            text = piece.text.removeprefix(" ") if self._has_blank else piece.text
-            self._has_blank = self._has_blank and not piece.text
-            events = self._parser.feed(text)
+            events = self._parser.feed(piece.text)
             self.n_thought += bool(events) and all(isinstance(each, Thought) for each in events)
             found += events
         return found
@@ -196,12 +190,13 @@ async def begin(
     asked: ReplyFields,
     conversation: Conversation,
     streams: bool,
-    n_logprobs: int | None = None,
-    with_routing: bool = False,
+    **more: Any,
 ) -> Begun:
-    """Let the replies to a conversation begin. Raises ApiError where they cannot."""
-    llm = service.engine.llm
+    """Let the replies to a conversation begin. `more` are options of LLM.request.
 
+    Raises ApiError where they cannot.
+    """
+    llm = service.engine.llm
     conversation.check_length(service, llm)
     text, family = await service.off_loop(
         lambda: (conversation.prompt(service, llm), service.family(llm))
@@ -212,26 +207,20 @@ async def begin(
         constraint = await service.off_loop(
             partial(conversation.constraint, llm, family, in_thought), is_long=True
         )
-    more = {"n_logprobs": n_logprobs, "constraint": constraint, "shown": family.shown}
-    requests: Sequence[Request] = service.requests(
-        llm, [prompt], asked, **more, with_routing=with_routing
+    more |= {"constraint": constraint, "shown": family.shown}
+    requests = service.requests(llm, [prompt], asked, **more)
+    parser = partial(
+        ReplyParser,
+        family,
+        conversation.offered,
+        in_thought=in_thought,
+        must_call=conversation.must_call,
+        streams=streams,
+        # A form knows its own blanks, and a text that goes on may begin with one.
+        drops_blank=llm.tokenizer.adds_space and constraint is None and not conversation.continues,
     )
-    parsers = [
-        ReplyParser(
-            family,
-            conversation.offered,
-            in_thought=in_thought,
-            must_call=conversation.must_call,
-            streams=streams,
-        )
-        for _ in requests
-    ]
-    keeps_blank = constraint is not None or conversation.continues
     replies = service.begin(requests)
-    texts = [
-        ReplyText(llm, parser, reply.generation, keeps_blank)
-        for parser, reply in zip(parsers, replies, strict=True)
-    ]
+    texts = [ReplyText(parser(), each.generation) for each in replies]
     return Begun(llm, replies, texts)
 
 

@@ -20,7 +20,7 @@ from vkmoe.server.errors import api_error
 from vkmoe.server.fields import Body, Many, read_body, read_query
 from vkmoe.server.openapi import EVENTS, described
 from vkmoe.server.service import Service
-from vkmoe.server.sse import EventStream, event, json_bytes
+from vkmoe.server.sse import EventStream, event, json_answer
 from vkmoe.view.experts import ExpertView
 
 __all__ = ["change_experts", "show_experts", "stream_experts", "why"]
@@ -46,22 +46,17 @@ class _Changes(Body):
 
 async def _between(service: Service, ask: Callable[[ExpertView], Result]) -> Result:
     """Ask a view between two submits. Raises ApiError."""
-    views = service.views
-    future = service.engine.between(lambda llm: ask(views.of(llm)))
+    future = service.engine.between(lambda llm: ask(service.view_of(llm)))
     try:
         return await asyncio.wrap_future(future)
     except VkmoeError as error:
         raise api_error(error) from error
 
 
-def _json(value: Any) -> Response:
-    return Response(json_bytes(value), media_type="application/json")
-
-
 @described(dict[str, Any])
 async def show_experts(service: Service, request: HttpRequest) -> Response:
     """Show where each expert is, how hot, and how often it was found."""
-    return _json(await _between(service, lambda view: view.snapshot()))
+    return json_answer(await _between(service, lambda view: view.snapshot()))
 
 
 @described(dict[str, Any], body=_Changes)
@@ -69,7 +64,7 @@ async def change_experts(service: Service, request: HttpRequest) -> Response:
     """Change slots, policy or pins; the text never changes."""
     asked = await read_body(request, _Changes)
     pin, unpin = ([(layer, e) for layer, e in keys or ()] for keys in (asked.pin, asked.unpin))
-    return _json(
+    return json_answer(
         await _between(
             service, lambda view: view.change(asked.slots, asked.policy, pin or None, unpin or None)
         )
@@ -79,7 +74,7 @@ async def change_experts(service: Service, request: HttpRequest) -> Response:
 @described(dict[str, Any])
 async def why(service: Service, request: HttpRequest) -> Response:
     """Say where the time of the last tokens went."""
-    return _json(await _between(service, lambda view: view.why()))
+    return json_answer(await _between(service, lambda view: view.why()))
 
 
 @described(str, query=_Pace, media_types=(EVENTS,))
@@ -100,7 +95,7 @@ async def _changes(service: Service, first: dict[str, Any], seconds: float) -> A
     while True:
         await asyncio.sleep(seconds)
         passed += seconds
-        found = await _between(service, partial(_deltas, since=version))
+        found = await _between(service, partial(ExpertView.deltas, since=version))
         version = found.get("version", version)
         if "reset" in found:
             found = await _between(service, lambda view: view.snapshot())
@@ -109,7 +104,3 @@ async def _changes(service: Service, first: dict[str, Any], seconds: float) -> A
         elif passed >= _REST or found["moves"] or not _NEWS.isdisjoint(found):
             passed = 0.0
             yield event(found, "delta")
-
-
-def _deltas(view: ExpertView, since: int) -> dict[str, Any]:
-    return view.deltas(since)

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from vkmoe import __version__
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.server.api.chat import ChatFields
 from vkmoe.server.api.shapes import (
@@ -23,7 +24,7 @@ from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Tokens, read_body
 from vkmoe.server.openapi import described
 from vkmoe.server.service import LONG_TEXT, Service
-from vkmoe.server.sse import json_bytes
+from vkmoe.server.sse import json_answer
 
 __all__ = [
     "apply_template",
@@ -49,15 +50,11 @@ class _Tokens(Body):
     tokens: Tokens
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(json_bytes(value), status, media_type="application/json")
-
-
 @described(HealthShape)
 async def health(service: Service, request: HttpRequest) -> Response:
     """Say whether the model is there."""
     _ = service.engine.llm
-    return _json({"status": "ok"})
+    return json_answer({"status": "ok"})
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -79,7 +76,7 @@ def _model(service: Service) -> dict[str, Any]:
 @described(ModelsShape)
 async def models(service: Service, request: HttpRequest) -> Response:
     """List the one model."""
-    return _json({"object": "list", "data": [_model(service)]})
+    return json_answer({"object": "list", "data": [_model(service)]})
 
 
 @described(ModelShape, statuses=(404, 503))
@@ -88,7 +85,7 @@ async def one_model(service: Service, request: HttpRequest) -> Response:
     name = request.path_params["name"]
     if name != service.alias:
         raise ApiError(404, f"there is no model {name!r}; it is {service.alias!r}", param="model")
-    return _json(_model(service))
+    return json_answer(_model(service))
 
 
 @described(TokensShape, body=_Text)
@@ -107,7 +104,7 @@ async def tokenize(service: Service, request: HttpRequest) -> Response:
         return [{"id": i, "piece": text} for i, text in zip(ids, texts, strict=True)]
 
     is_long = len(asked.content) > LONG_TEXT
-    return _json({"tokens": await service.off_loop(tokens, is_long)})
+    return json_answer({"tokens": await service.off_loop(tokens, is_long)})
 
 
 @described(TextShape, body=_Tokens)
@@ -118,7 +115,7 @@ async def detokenize(service: Service, request: HttpRequest) -> Response:
         raise ApiError(400, f"token id {bad[0]} is not one of {tokenizer.n_vocab}", param="tokens")
     is_long = len(asked.tokens) > LONG_TEXT
     text = await service.off_loop(lambda: tokenizer.decode(asked.tokens), is_long)
-    return _json({"content": text})
+    return json_answer({"content": text})
 
 
 @described(PromptShape, body=ChatFields)
@@ -127,7 +124,7 @@ async def apply_template(service: Service, request: HttpRequest) -> Response:
     asked, llm = await read_body(request, ChatFields), service.engine.llm
     conversation = asked.conversation()
     prompt = await service.off_loop(lambda: conversation.prompt(service, llm))
-    return _json({"prompt": prompt})
+    return json_answer({"prompt": prompt})
 
 
 @described(dict[str, Any])
@@ -138,7 +135,7 @@ async def props(service: Service, request: HttpRequest) -> Response:
         template = await service.off_loop(lambda: service.template(llm).source)
     except ApiError:  # one that cannot be used, as a request that needs it will say
         template = ""
-    return _json(
+    return json_answer(
         {
             "default_generation_settings": {
                 "n_ctx": llm.engine.ctx_size,
@@ -152,7 +149,7 @@ async def props(service: Service, request: HttpRequest) -> Response:
             "has_chat_template": llm.has_chat_template,
             "bos_token": _token(llm.tokenizer, llm.tokenizer.bos_id),
             "eos_token": _token(llm.tokenizer, llm.tokenizer.eos_id),
-            "build_info": f"vkmoe {_version()}",
+            "build_info": f"vkmoe {__version__}",
             "device": llm.device_info.name,
         }
     )
@@ -174,7 +171,7 @@ async def slots(service: Service, request: HttpRequest) -> Response:
                 "n_decoded": reply.n_generated,
             }
         found.append(slot)
-    return _json(found)
+    return json_answer(found)
 
 
 @described(str, media_types=("text/plain",), statuses=())
@@ -185,9 +182,3 @@ async def metrics(service: Service, request: HttpRequest) -> Response:
 
 def _token(tokenizer: Tokenizer, token_id: int | None) -> str:
     return "" if token_id is None else tokenizer.token_text(token_id)
-
-
-def _version() -> str:
-    from vkmoe import __version__
-
-    return __version__

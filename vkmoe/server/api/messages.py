@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
+from vkmoe.server.api.blocks import Block, BlockEvent, Blocks, followed
 from vkmoe.server.api.chat import names_of_effort
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.api.shapes import InputTokensShape, MessageShape
@@ -19,9 +19,8 @@ from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.forms import Form
 from vkmoe.server.known_fields import Api
 from vkmoe.server.openapi import EVENTS, JSON, described
-from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
-from vkmoe.server.sse import EventStream, event, json_bytes
+from vkmoe.server.sse import answered, event, json_answer
 
 __all__ = ["answer_message", "count_tokens"]
 
@@ -160,7 +159,7 @@ async def count_tokens(service: Service, request: HttpRequest) -> Response:
     conversation.check_length(service, llm)
     prompt = await service.off_loop(lambda: conversation.prompt(service, llm))
     ids = await conversation.tokens(service, llm, prompt)
-    return Response(json_bytes({"input_tokens": len(ids)}), media_type="application/json")
+    return json_answer({"input_tokens": len(ids)})
 
 
 @described(MessageShape, body=_MessageFields, media_types=(JSON, EVENTS), statuses=(500, 503))
@@ -170,17 +169,12 @@ async def answer_message(service: Service, request: HttpRequest) -> Response:
     streams = bool(asked.stream)
     begun = await begin(service, asked, asked.conversation(), streams)
     answer = _Answer(service, begun)
-    if streams:
-        return EventStream(answer.events(), begun.replies, named_errors=True)
-    body = await until_gone(request, answer.whole(), begun.replies)
-    return Response(json_bytes(body), media_type="application/json")
+    return await answered(request, answer, begun.replies, streams, named_errors=True)
 
 
 class _Answer:
-    """Makes the answer of one reply, at once or as a stream."""
-
     def __init__(self, service: Service, begun: Begun) -> None:
-        (self._reply,), (self._text,) = begun.replies, begun.texts
+        (self._reply,), self._begun = begun.replies, begun
         self._blocks = Blocks()
         self._base = {
             "id": new_id("msg"),
@@ -191,9 +185,8 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         """Wait for the reply, and return the answer."""
-        async for news in self._reply.news():
-            list(self._blocks.feed(self._text.feed(news.pieces)))
-        list(self._blocks.feed(self._text.finish()))
+        async for _ in followed(self._begun, self._blocks):
+            pass
         content = [_whole(block) for block in self._blocks.all]
         return {**self._base, "content": content, **self._end(), "usage": self._usage()}
 
@@ -202,18 +195,12 @@ class _Answer:
         usage = {**self._usage(), "output_tokens": 0}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         yield _event("message_start", message={**self._base, **empty, "usage": usage})
-        async for news in self._reply.news(PATIENCE):
-            if news.is_silent:
-                yield _event("ping")
-            for each in self._blocks.feed(self._text.feed(news.pieces)):
-                yield _block_event(each)
-        for each in (*self._blocks.feed(self._text.finish()), *self._blocks.finish()):
-            yield _block_event(each)
+        async for each in followed(self._begun, self._blocks, PATIENCE):
+            yield _event("ping") if each is None else _block_event(each)
         yield _event("message_delta", delta=self._end(), usage=self._usage())
         yield _event("message_stop")
 
     def _end(self) -> dict[str, Any]:
-        """Say why the reply ended."""
         generation = self._reply.generation
         reason, stop = "end_turn", generation.stop_text
         if generation.finish_reason == "length":

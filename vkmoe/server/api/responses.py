@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from vkmoe.server.api.blocks import Block, BlockEvent, Blocks
+from vkmoe.server.api.blocks import Block, BlockEvent, Blocks, followed
 from vkmoe.server.api.chat import names_of_effort
 from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
 from vkmoe.server.api.shapes import ResponseShape
@@ -18,9 +18,8 @@ from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.forms import Form
 from vkmoe.server.openapi import EVENTS, JSON, described
-from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service, new_id
-from vkmoe.server.sse import COMMENT, EventStream, event, json_bytes
+from vkmoe.server.sse import COMMENT, answered, event
 
 __all__ = ["answer_response"]
 
@@ -142,17 +141,12 @@ async def answer_response(service: Service, request: HttpRequest) -> Response:
     streams = bool(asked.stream)
     begun = await begin(service, asked, asked.conversation(), streams)
     answer = _Answer(service, asked, begun)
-    if streams:
-        return EventStream(answer.events(), begun.replies, named_errors=True)
-    body = await until_gone(request, answer.whole(), begun.replies)
-    return Response(json_bytes(body), media_type="application/json")
+    return await answered(request, answer, begun.replies, streams, named_errors=True)
 
 
 class _Answer:
-    """Makes the answer of one reply, at once or as a stream."""
-
     def __init__(self, service: Service, asked: _ResponseFields, begun: Begun) -> None:
-        (self._reply,), (self._text,) = begun.replies, begun.texts
+        (self._reply,), (self._text,), self._begun = begun.replies, begun.texts, begun
         self._blocks, self._ids = Blocks(), dict[int, str]()
         self._n_events = 0
         form = asked.text.format if asked.text else None
@@ -180,42 +174,25 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         """Wait for the reply, and return the answer."""
-        async for news in self._reply.news():
-            list(self._blocks.feed(self._text.feed(news.pieces)))
-        list(self._rest())
+        async for _ in followed(self._begun, self._blocks):
+            pass
         return self._response(is_over=True)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events of a stream."""
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=self._response(is_over=False))
-        async for news in self._reply.news(PATIENCE):
-            if news.is_silent:
-                yield COMMENT
-            for each in self._blocks.feed(self._text.feed(news.pieces)):
-                for data in self._block_events(each):
-                    yield data
-        for each in self._rest():
-            for data in self._block_events(each):
+        async for each in followed(self._begun, self._blocks, PATIENCE):
+            for data in [COMMENT] if each is None else self._block_events(each):
                 yield data
         response = self._response(is_over=True)
         yield self._event(f"response.{response['status']}", response=response)
-
-    def _rest(self) -> Iterator[BlockEvent]:
-        """Yield what is left when the reply is over."""
-        yield from self._blocks.feed(self._text.finish())
-        yield from self._blocks.finish(is_whole=not self._is_cut)
-
-    @property
-    def _is_cut(self) -> bool:
-        return self._reply.generation.finish_reason == "length"
 
     def _event(self, name: str, /, **data: Any) -> bytes:
         self._n_events += 1
         return event({"type": name, "sequence_number": self._n_events - 1, **data}, name)
 
     def _block_events(self, found: BlockEvent) -> Iterator[bytes]:
-        """Yield the events for what happens to a block."""
         block, index = found.block, found.block.index
         place = {"item_id": self._id(block), "output_index": index}
         part = {**place, "content_index": 0}
@@ -256,12 +233,12 @@ class _Answer:
         return {**item, "type": "message", "role": "assistant", "content": [_part(block)]}
 
     def _response(self, is_over: bool) -> dict[str, Any]:
-        """Return the response as it is now."""
         generation = self._reply.generation
         status, details, usage = "in_progress", None, None
         if is_over:
-            status = "incomplete" if self._is_cut else "completed"
-            details = {"reason": "max_output_tokens"} if self._is_cut else None
+            is_cut = generation.finish_reason == "length"
+            status = "incomplete" if is_cut else "completed"
+            details = {"reason": "max_output_tokens"} if is_cut else None
             usage = {
                 "input_tokens": generation.n_prompt,
                 "input_tokens_details": {"cached_tokens": generation.n_reused},
