@@ -6,8 +6,6 @@ import pytest
 
 from vkmoe.execute.cpu_worker import CpuWorker
 
-__all__ = ["listed_turns"]
-
 
 def listed_turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list to which every MoE layer is added whose experts the CPU begins to compute."""

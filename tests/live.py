@@ -10,8 +10,6 @@ import gc
 
 from vkmoe.gpu import _native as native
 
-__all__ = ["live_objects"]
-
 
 def live_objects() -> dict[str, int]:
     """How many there are of each kind, after a collection: the count to begin a test with."""

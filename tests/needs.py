@@ -9,8 +9,6 @@ import pytest
 
 from vkmoe.cpu.variants import has_cpu
 
-__all__ = ["missing", "need_cpu"]
-
 
 def missing(reason: str) -> NoReturn:
     """Skip the test, or fail it where the variable CI has any value, as CI systems set it."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["sampled"]
-
 
 def sampled(cases: Iterable[Any], is_in_sample: Callable[[Any], bool]) -> list[Any]:
     """Return the parameters of a test; a tuple holds one for each argument."""

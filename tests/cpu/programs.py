@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from vkmoe.quants import TYPES
 from vkmoe.quants.types import Bytes
 
-__all__ = ["Rig", "words"]
-
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
 

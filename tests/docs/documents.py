@@ -9,17 +9,6 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-__all__ = [
-    "CHAT_INPUT",
-    "DOCUMENTS",
-    "ROOT",
-    "SPECIAL",
-    "blocks",
-    "command_lines",
-    "run",
-    "shown_outputs",
-]
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 SPECIAL = ("tools/demo", "tools/test", "pip install .")  # README's first; test_readme.py

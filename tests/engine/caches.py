@@ -17,8 +17,6 @@ from vkmoe.experts.store.cache import CacheWays, ExpertCache
 from vkmoe.experts.store.copies import Uploader, Uploads
 from vkmoe.experts.store.tracker import ExpertTracker
 
-__all__ = ["ROUNDING", "Rows", "assert_same_bits", "recache", "rows"]
-
 Rows = NDArray[np.float32]  # [n_tokens, n_vocab]
 # The largest difference of logits between rows of prompts and rows that are decoded, of the largest
 # logit, with caches in f16: at most 7e-4 was seen in 1,500 tokens of every tiny model.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-__all__ = ["Row", "covering_rows", "pairs"]
-
 Row = tuple[Any, ...]  # a choice for each factor
 
 

@@ -16,8 +16,6 @@ from vkmoe.llm import demo_model_path
 from vkmoe.quants import TYPES, decode
 from vkmoe.quants.convert import round_q8_0
 
-__all__ = ["NOISY", "UNEVEN", "converted_before", "noisy_demo", "of_types", "one_by_one"]
-
 Tensors = dict[str, Tensor]
 
 # Types of a tiny model's tensors by what their names end with: blocks of 32 weights.

@@ -19,10 +19,6 @@ from vkmoe.gguf_file import open_gguf
 from vkmoe.models import ARCHITECTURES, ModelFile, open_model
 from vkmoe.quants.types import TYPES
 
-__all__ = ["FOLDER", "KINDS", "NAMES", "ONE_OF_EACH", "Tensor", "architecture", "expected",
-           "lengthened", "mixed_model", "model_path", "retyped", "rewrite",
-           "with_metadata"]  # fmt: skip
-
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
 # What the first word of a fixture's name says.
 KINDS = {

@@ -11,8 +11,6 @@ import pytest
 
 from vkmoe.experts.store.copies import Copy, Prefetcher
 
-__all__ = ["NOWHERE", "HeldUploads", "copies", "inner", "names", "worker"]
-
 LIMIT_S = 10.0  # nothing here waits for longer
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from vkmoe.config import Pins
 
-__all__ = ["named", "warm"]
-
 
 def warm(n: int, after: int = 64) -> Pins:
     return Pins("use", n, after=after)

@@ -14,8 +14,6 @@ from vkmoe.experts.decide.locations import FREE, Locations
 from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Policy
 from vkmoe.experts.decide.settings import PoolSpec
 
-__all__ = ["OnePool", "PolicyPool", "order", "random_tokens"]
-
 N_USED = 4
 
 

@@ -29,8 +29,6 @@ from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 
-__all__ = ["FULL", "N_USED", "SIZES", "SPACE", "DelayedUploads", "MakeRig", "Rig", "random_routing"]
-
 Routing = NDArray[np.uint32]
 
 

@@ -12,8 +12,6 @@ from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.decide.residency import NOTHING_KNOWN, Residency
 from vkmoe.experts.decide.token_table import Upcoming
 
-__all__ = ["after_token"]
-
 
 def after_token(
     residency: Residency,

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from vkmoe.gpu.program import Command, Range
 
-__all__ = ["conflict", "unguarded"]
-
 
 def conflict(first: Command, second: Command) -> str:
     """The hazard between two commands in this order: "RAW", "WAR", "WAW", or "" for none."""

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
 
-__all__ = ["DEVICES", "GIB", "MIB", "device"]
-
 MIB, GIB = 1 << 20, 1 << 30
 LOCAL, VISIBLE, COHERENT, CACHED = "DEVICE_LOCAL", "HOST_VISIBLE", "HOST_COHERENT", "HOST_CACHED"
 

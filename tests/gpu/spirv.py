@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Access", "Instruction", "Module", "Variable"]
-
 NAME, MEMBER_NAME, CAPABILITY = 5, 6, 17
 TYPE_INT, TYPE_FLOAT, TYPE_VECTOR, TYPE_ARRAY, TYPE_STRUCT, TYPE_POINTER = 21, 22, 23, 28, 30, 32
 CONSTANT, SPEC_CONSTANT, SPEC_COMPOSITE, SPEC_OP = 43, 50, 51, 52

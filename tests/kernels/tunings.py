@@ -18,18 +18,6 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 from vkmoe.selftest.suite import runnable
 
-__all__ = [
-    "MAPPINGS",
-    "ODD_LAUNCHES",
-    "SIZES",
-    "TYPES_AND_MAPPINGS",
-    "chosen_device",
-    "elsewhere",
-    "every_type",
-    "mapping_of",
-    "tuning_for",
-]
-
 SIZES = (8, 32, 64, 128)  # workgroup sizes
 MOST_LANE_ROWS = 512  # lanes times rows: with more, `Tuning.allows` refuses
 

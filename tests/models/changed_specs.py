@@ -7,8 +7,6 @@ from typing import Any
 
 from vkmoe.facts import FeedForward, LayerSpec, Mixer, ModelSpec
 
-__all__ = ["of_layers", "with_experts", "with_mixer"]
-
 
 def of_layers(spec: ModelSpec, mixer: Mixer, *blocks: FeedForward) -> ModelSpec:
     """The same model with as many layers as there are blocks, all with one mixer."""

@@ -37,19 +37,6 @@ from vkmoe.models.weights import (
 from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
 from vkmoe.modes import RESIDENT, ExpertMode
 
-__all__ = [
-    "DENSE",
-    "EXPERTS",
-    "KINDS",
-    "MOE",
-    "TUNINGS",
-    "Memory",
-    "Types",
-    "dispatches",
-    "layer",
-    "token_program",
-]
-
 WIDTH, N_TOKENS, CONTEXT = 512, 1000, 64
 EXPERTS = ExpertSpec(n_experts=8, n_used=2, width=256)
 ATTENTION = AttentionSpec(4, 2, 64, RopeSpec(64), "per_head")

@@ -11,8 +11,6 @@ from vkmoe.gguf_file import open_gguf
 from vkmoe.models import read_spec
 from vkmoe.models.tensors import read_tensors
 
-__all__ = ["changed", "spec_of"]
-
 
 def spec_of(path: Path) -> ModelSpec:
     """The spec of a file whose tensors are as it says."""

@@ -30,9 +30,6 @@ from vkmoe.placement.forecast.cost import predict, token_bytes
 from vkmoe.placement.forecast.speeds import Speeds, machine_of
 from vkmoe.placement.plan import plans
 
-__all__ = ["DENSE", "MIXED", "N_EXPERTS", "N_USED", "ROOMY", "SCRATCH", "SPEC", "WEIGHTS",
-           "bytes_of", "expert_bytes", "one_and_two_sizes", "plan", "planned"]  # fmt: skip
-
 MIB, GIB = 1 << 20, 1 << 30
 N_LAYERS, N_EXPERTS, N_USED = 48, 128, 8
 READ_IN_PLACE = Cache()

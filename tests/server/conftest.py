@@ -27,8 +27,6 @@ from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.service import Service
 from vkmoe.server.serving import Server, bind
 
-__all__ = ["Served", "run_async", "serving"]
-
 HOST = "127.0.0.1"
 Result = TypeVar("Result")
 

@@ -9,8 +9,6 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.llm import demo_model_path
 
-__all__ = ["CHANGEABLE", "CTX", "SLOTS", "WAYS", "opened", "random_tokens"]
-
 CTX, SLOTS = 64, 12
 POOL = "2MiB"  # of 32 experts a layer, about seven
 WAYS: dict[str, dict[str, Any]] = {

@@ -36,8 +36,6 @@ from vkmoe.cli.serve import serve
 from vkmoe.errors import NoDriverError, UsageError, VkmoeError
 from vkmoe.interrupts import INTERRUPTED, handle
 
-__all__ = ["main", "root"]
-
 _EXIT_PIPE_CLOSED = 141
 # The parent of all errors of usage, for which typer has no public name.
 _WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__base__)

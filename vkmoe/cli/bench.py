@@ -25,8 +25,6 @@ from vkmoe.option_fields import option
 if TYPE_CHECKING:
     from vkmoe.bench.measure import Output
 
-__all__ = ["bench", "decode", "kernels", "transfer"]
-
 
 def _numbers(text: str) -> tuple[float, ...] | None:
     """Read sizes between commas; None for none. Raises UsageError."""

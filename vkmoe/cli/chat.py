@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vkmoe.generate.tools import ReplyEvent
     from vkmoe.llm import LLM
 
-__all__ = ["chat"]
-
 # Control characters, with which a text could give orders to the terminal; not \t, \n and \r.
 _ORDERS = (*range(9), 11, 12, *range(14, 32), *range(127, 160))
 _HARMLESS = dict.fromkeys(_ORDERS, "\N{REPLACEMENT CHARACTER}")

@@ -15,8 +15,6 @@ from vkmoe.option_fields import option
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
 
-__all__ = ["devices"]
-
 
 @dataclass(frozen=True)
 class _Wanted:

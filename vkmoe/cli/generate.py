@@ -35,8 +35,6 @@ from vkmoe.option_fields import option
 if TYPE_CHECKING:
     from vkmoe.llm import LLM, GenerationResult, GenerationStatistics, Piece, Request
 
-__all__ = ["generate", "note_statistics", "watched", "write_reply"]
-
 
 @dataclass(frozen=True)
 class _Many:

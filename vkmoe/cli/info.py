@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from vkmoe.models.tensors import ModelTensors
     from vkmoe.placement.remembered import Recalled
 
-__all__ = ["info", "spec_lines", "type_lines"]
-
 _MIB = 1 << 20
 
 

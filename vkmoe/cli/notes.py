@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from vkmoe.llm import LLM
     from vkmoe.models import ModelFile
 
-__all__ = [
-    "cache_notes",
-    "counting",
-    "cpu_notes",
-    "dependent_notes",
-    "idle_notes",
-    "log_as_notes",
-    "mode_line",
-    "note",
-    "notes_at_start",
-    "opened",
-    "prompt_progress",
-]
-
-
 _LONG_PROMPT = 1.0  # seconds until a bar says that it is being read
 
 

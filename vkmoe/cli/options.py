@@ -27,19 +27,6 @@ from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, prefetc
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.option_fields import environment_name, flags_of, long_flag, option
 
-__all__ = [
-    "Limits",
-    "ModelChoice",
-    "Output",
-    "PromptChoice",
-    "check_output",
-    "check_plot",
-    "config_options",
-    "is_given",
-    "is_typed",
-    "read_source",
-]
-
 
 def _is_idle_in(mode: str, asked: str, by: Any, value: Any) -> bool:
     """Say whether the option `asked` means a mode that has no use for another one's value."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from vkmoe.generate.perplexity import Estimate, Windows
     from vkmoe.llm import LLM
 
-__all__ = ["perplexity"]
-
 OPTIONS = tuple(  # one window after the other, and none of them generates
     item.name for item in fields(EngineConfig) if item.name not in ("parallel", "draft")
 )

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from vkmoe.placement.forecast.cost import Prediction
     from vkmoe.placement.forecast.device_profiles import DeviceProfile
 
-__all__ = ["decide_here", "plan"]
-
 _MIB = 1 << 20
 
 

@@ -20,8 +20,6 @@ from vkmoe.errors import ServerError, UsageError
 if TYPE_CHECKING:
     from vkmoe.generate.tools import ReplyEvent
 
-__all__ = ["RemoteModel"]
-
 _CONNECT_S = 10.0
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 5.0  # a server that asks for more patience has another problem
 _LONGEST_LINE, _LONGEST_BODY = 4 << 20, 4 << 20  # bytes

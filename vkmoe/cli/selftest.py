@@ -17,8 +17,6 @@ from vkmoe.option_fields import option
 if TYPE_CHECKING:
     from vkmoe.selftest import Case
 
-__all__ = ["selftest"]
-
 
 @dataclass(frozen=True)
 class _Which:

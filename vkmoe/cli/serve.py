@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from vkmoe.llm import LLM
     from vkmoe.weights.placer import Progress
 
-__all__ = ["serve"]
-
 
 @dataclass(frozen=True)
 class _Served:

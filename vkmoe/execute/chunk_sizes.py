@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ChunkSizes"]
-
 _HARDLY_LONGER = 1.5  # where rows are twice as many or more
 _MOST_TARGETS = 4  # that a submit may take where fewer rows would hardly make it shorter
 

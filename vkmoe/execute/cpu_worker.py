@@ -22,8 +22,6 @@ from vkmoe.kernels.handover.operations import HANDED, JOINED
 from vkmoe.models.cpu_experts import CpuExperts, CpuTensors
 from vkmoe.models.weights import CpuWeights
 
-__all__ = ["CpuWorker"]
-
 
 class CpuWorker(Closing):
     """Computes the CPU's part of the experts of a batch, layer by layer."""

@@ -49,8 +49,6 @@ from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import FEW_ROWS
 from vkmoe.modes import Hybrid
 
-__all__ = ["HostActions", "Recorded", "Segment", "TokenPrograms"]
-
 _TIME_WEIGHT = 0.25  # of the newest run in the running estimate of the time
 # Drivers of CPUs reset nothing: there a submit of a prompt makes Ctrl-C and other replies wait.
 _CPU_TARGET_S = 1.0

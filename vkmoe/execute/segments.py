@@ -18,26 +18,6 @@ from vkmoe.gpu.program import Command
 from vkmoe.models.weights import ModelWeights
 from vkmoe.modes import ExpertMode
 
-__all__ = [
-    "LIMIT_S",
-    "SHARED_BYTES_PER_SECOND",
-    "TARGET_S",
-    "Bounded",
-    "Bring",
-    "Compute",
-    "Part",
-    "bound_submits",
-    "cut_at_handovers",
-    "cut_at_layers",
-    "cut_at_marks",
-    "cut_at_routers",
-    "cut_prompt_at_routers",
-    "cut_within",
-    "layer_ends",
-    "part_bytes",
-    "submit_speed",
-]
-
 
 class Bring(NamedTuple):
     """Says that the host, behind a router, makes the experts available that the log names."""

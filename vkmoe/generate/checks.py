@@ -14,19 +14,6 @@ from typing import Any, TypeGuard
 
 from vkmoe.errors import PromptError, UsageError
 
-__all__ = [
-    "MAX_BIAS",
-    "MAX_LOGPROBS",
-    "check_choice",
-    "check_kind",
-    "check_path",
-    "check_prompts",
-    "check_text",
-    "checked_options",
-    "shortened",
-    "token_ids",
-]
-
 MAX_LOGPROBS = 20
 MAX_BIAS = 100
 _NO_IDS = (str, bytes, bytearray, memoryview, Mapping)  # have items, but these are no token ids

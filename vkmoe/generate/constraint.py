@@ -27,8 +27,6 @@ from vkmoe.generate.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["Constraint", "ConstraintState", "Constraints"]
-
 Mask = NDArray[np.bool_]  # [n_vocab of the tokenizer]: the tokens that are allowed
 
 MAX_CHARS = 1 << 18  # of a schema, a grammar or a regular expression

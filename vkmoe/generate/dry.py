@@ -18,8 +18,6 @@ from vkmoe.errors import PromptError
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.option_fields import parse_breakers
 
-__all__ = ["Dry"]
-
 Tail = tuple[int, ...]
 Breakers = Mapping[int, set[Tail]]
 

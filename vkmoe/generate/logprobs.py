@@ -13,8 +13,6 @@ import numpy as np
 from vkmoe.batch import TopLogits
 from vkmoe.generate.runner import FetchLogits
 
-__all__ = ["LogProbs", "log_probs"]
-
 
 class LogProbs(NamedTuple):
     """Holds the log-probability of a chosen token, and those of the likeliest, in order."""

@@ -26,8 +26,6 @@ from vkmoe.generate.runner import FetchLogits, bad_logits
 from vkmoe.generate.sampler import Sampler, random_seed
 from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
 
-__all__ = ["FinishReason", "Generation", "GenerationStatistics", "Piece", "Request"]
-
 FinishReason = Literal["stop", "length", "interrupt"]
 
 

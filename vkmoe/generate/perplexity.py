@@ -18,9 +18,6 @@ from vkmoe.generate.logprobs import log_probs
 from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner, FetchLogits, bad_logits, heads
 
-__all__ = ["Estimate", "ScoredRow", "Windows", "estimates", "run_tokens"]
-
-
 MOST_EXPONENT = 709.0  # of e in a float
 
 

@@ -23,8 +23,6 @@ from vkmoe.errors import PromptError, VkmoeError
 from vkmoe.generate.chat.messages import check_messages
 from vkmoe.generate.checks import checked_options, token_ids
 
-__all__ = ["PromptLine", "RepliesFile", "read_prompts"]
-
 Id = str | int
 _SAMPLING = frozenset(item.name for item in fields(SamplingConfig))
 _LIMITS = frozenset(("max_tokens", "stop", "ignore_eos"))

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from vkmoe.batch import TokenBatch
 from vkmoe.generate.runner import BatchRunner
 
-__all__ = ["Regions"]
-
 # Positions beyond a region's own that make a copy worth its submit: a chunk of prompt rows costs
 # about as much with one row as with this many.
 _LEAST_COPIED = 32

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["MarkFinder", "find_mark", "possible_length"]
-
 
 def find_mark(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, int] | None:
     """Return where a mark begins and ends in `text` from `start` on, or None without one.

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.errors import VkmoeError
 
-__all__ = ["BatchRunner", "FetchLogits", "bad_logits", "heads"]
-
 FetchLogits = Callable[[], NDArray[np.float32]]  # [n_vocab]
 
 

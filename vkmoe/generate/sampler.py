@@ -23,8 +23,6 @@ from vkmoe.errors import VkmoeError
 from vkmoe.generate.dry import Dry
 from vkmoe.generate.runner import FetchLogits, bad_logits
 
-__all__ = ["Sampler", "random_seed"]
-
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

@@ -17,8 +17,6 @@ from vkmoe.generate.loop import Generation
 from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner, heads
 
-__all__ = ["LookUp", "Scheduler"]
-
 _LOOKED_UP = (3, 2)  # of the groups of tokens that are looked up, the surest first
 _FIRST_DRAFT = 3  # of a draft, while nothing is known of how good they are
 

@@ -52,17 +52,6 @@ from vkmoe.placement.plan import plans
 from vkmoe.weights.mapped import mapped_bytes, spans_in_file
 from vkmoe.weights.sizes import weight_bytes
 
-__all__ = [
-    "MOST_ATTEMPTS",
-    "Candidate",
-    "Choosing",
-    "Decision",
-    "decide",
-    "explained",
-    "predictor_lines",
-    "with_less",
-]
-
 log = logging.getLogger("vkmoe")
 
 

@@ -31,8 +31,6 @@ from vkmoe.placement.decide import Decision
 from vkmoe.weights.loader import LoadedWeights
 from vkmoe.weights.span_reader import FileReads, StagedUploads
 
-__all__ = ["ExpertMemory"]
-
 MOVED_SHARE = 8  # of the layers, each of which moves one expert with a token
 
 

@@ -28,8 +28,6 @@ from vkmoe.placement.memory import GRANULARITY, allocation, layout_bytes, size_o
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.weights.span_reader import READING_BYTES
 
-__all__ = ["N_STAGED", "ExpertRoom", "Way", "place_experts", "ways"]
-
 N_STAGED = 4  # experts on their way from the file to slots at a time
 PREDICTED = "predicted to be fastest; --expert-mode changes it"
 

@@ -15,19 +15,6 @@ from vkmoe.gpu.arena import round_up
 from vkmoe.gpu.device import Intent, memory_type_candidates
 from vkmoe.kernels.handover.operations import HANDED, JOINED
 
-__all__ = [
-    "GRANULARITY",
-    "allocated",
-    "allocation",
-    "device_budget",
-    "host_budget",
-    "is_mapped",
-    "layout_bytes",
-    "margin_for",
-    "option_of",
-    "size_option",
-]
-
 MIB, GIB = 1 << 20, 1 << 30
 DISPLAY_BYTES = 512 * MIB  # of a device with memory of its own
 LEFT_BYTES, LEFT_PERCENT = 2 * GIB, 8  # of host memory, to other programs

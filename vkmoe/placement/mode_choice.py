@@ -24,15 +24,6 @@ from vkmoe.models import ModelFile
 from vkmoe.placement.decide import Candidate, Choosing, Decision, decide
 from vkmoe.placement.forecast.measured import recall_speeds, remember_trial
 
-__all__ = [
-    "ModeChoice",
-    "ModeQuestion",
-    "Ratios",
-    "decide_with",
-    "known_choice",
-    "mode_question",
-]
-
 log = logging.getLogger("vkmoe")
 LEAST_EXPERTS = 256 << 20  # bytes in a file; with fewer no mode is slow
 MODEL_ERROR = 0.3  # of a predicted time: plans that are nearer to each other are measured

@@ -51,8 +51,6 @@ from vkmoe.placement.memory import (
 from vkmoe.placement.pools import PoolRoom
 from vkmoe.weights.sizes import CONVERTING_BYTES, growth_words
 
-__all__ = ["plans"]
-
 
 def plans(
     config: EngineConfig,

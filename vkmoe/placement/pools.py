@@ -30,8 +30,6 @@ from vkmoe.kernels.prompt_experts.operations import HALF_BYTES, N_HALVES, places
 from vkmoe.placement.memory import allocated, allocation, layout_bytes, size_option
 from vkmoe.weights.span_reader import READING_BYTES
 
-__all__ = ["PoolPlan", "PoolPlanner", "PoolRoom", "SlotLayout"]
-
 _SMALLER = "close other programs, or choose a smaller model or quantisation"
 
 

@@ -31,20 +31,6 @@ from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.placement.typed_json import plain, typed
 from vkmoe.quants import HAS_KERNEL
 
-__all__ = [
-    "Measured",
-    "Misfit",
-    "Recalled",
-    "forget",
-    "read",
-    "recall",
-    "remember",
-    "remembered_path",
-    "tuning_for",
-    "with_measured",
-    "write",
-]
-
 log = logging.getLogger("vkmoe")
 Kind = Literal["tuning", "speeds"]
 VERSIONS: dict[Kind, int] = {"tuning": 1, "speeds": 2}

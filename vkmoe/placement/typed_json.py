@@ -14,8 +14,6 @@ from inspect import signature
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["plain", "typed"]
-
 T = TypeVar("T")
 MOST = 1 << 62  # of a number
 _NOUNS = {int: "number of bytes or items", float: "speed or time", str: "text", bool: "yes or no"}

@@ -31,8 +31,6 @@ from vkmoe.server.replies import ClientGone, Reply
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
 
-__all__ = ["ANSWERS", "OPEN_PATHS", "make_app"]
-
 _CLIENT_GONE = 499  # what nginx calls a request whose client left before the answer
 _MOST_METHOD, _MOST_PATH = 20, 200  # characters of a line in the log
 

@@ -21,8 +21,6 @@ from uvicorn.server import ServerState
 from vkmoe.server.errors import ApiError, unavailable
 from vkmoe.server.guard import error_response
 
-__all__ = ["TOO_MANY", "Connection", "Limits", "crowd", "make_room", "raw_answer"]
-
 TOO_MANY = "there are too many connections"
 _MOST = 512  # connections
 

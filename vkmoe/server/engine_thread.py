@@ -21,8 +21,6 @@ from vkmoe.generate.loop import Generation, Request
 from vkmoe.llm import LLM
 from vkmoe.server.errors import unavailable
 
-__all__ = ["EngineThread", "LoadingEnded", "State"]
-
 State = Literal["loading", "ready", "failed", "ended"]
 Result = TypeVar("Result")
 

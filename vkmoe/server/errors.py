@@ -7,8 +7,6 @@ from typing import Any
 
 from vkmoe.errors import PromptError, UnsupportedModelError, UsageError, VkmoeError
 
-__all__ = ["ApiError", "api_error", "context_exceeded", "unavailable"]
-
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -24,17 +24,6 @@ from vkmoe.option_fields import parse_breakers
 from vkmoe.server.errors import ApiError
 from vkmoe.server.known_fields import MOST_ITEMS, Api, refuse_unsupported
 
-__all__ = [
-    "Body",
-    "ChoiceFields",
-    "Many",
-    "ReplyFields",
-    "Tokens",
-    "checked",
-    "read_body",
-    "read_query",
-]
-
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # as a key of JSON
 Model = TypeVar("Model", bound=BaseModel)

@@ -15,8 +15,6 @@ from vkmoe.generate.constraint import Constraint, Constraints
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many
 
-__all__ = ["Form", "FormFields"]
-
 
 class Form(NamedTuple):
     """Holds the form of a reply."""

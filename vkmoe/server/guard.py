@@ -18,8 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vkmoe.server.errors import ApiError, unavailable
 from vkmoe.server.sse import json_bytes
 
-__all__ = ["Guard", "error_response"]
-
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _METHODS = "GET, POST, PATCH, OPTIONS"
 _MOST_BODY = 32 << 20  # bytes

@@ -12,8 +12,6 @@ from typing import Any, Literal, NamedTuple
 
 from vkmoe.server.errors import ApiError
 
-__all__ = ["MOST_ITEMS", "NO_EFFECT", "REFUSED", "Api", "refuse_unsupported"]
-
 Api = Literal["chat", "completions", "responses", "messages", "count_tokens"]
 
 MOST_ITEMS = 1 << 16  # of a list, token ids aside

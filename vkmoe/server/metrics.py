@@ -13,8 +13,6 @@ from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.errors import ApiError
 from vkmoe.view.experts import bytes_by_way
 
-__all__ = ["Metrics"]
-
 _FIRST_TOKEN_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _TOKEN_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 

@@ -15,8 +15,6 @@ from pydantic import BaseModel, TypeAdapter
 
 from vkmoe.server.api.shapes import ErrorShape
 
-__all__ = ["described", "document"]
-
 Answer = TypeVar("Answer", bound=Callable[..., Any])
 Route = tuple[str, str, Callable[..., Any]]  # method, path, answer
 Object = dict[str, Any]

@@ -12,8 +12,6 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-__all__ = ["FOLDER", "PageFile", "read_page"]
-
 FOLDER = Path(__file__).parent / "page"
 # What a browser may do for the page: nothing that is written into it runs, nothing leaves for
 # another server.

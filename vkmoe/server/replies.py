@@ -19,8 +19,6 @@ from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.errors import ApiError, api_error, unavailable
 from vkmoe.server.metrics import Metrics
 
-__all__ = ["ClientGone", "News", "Reply", "merged", "until_gone"]
-
 Result = TypeVar("Result")
 
 

@@ -24,8 +24,6 @@ from vkmoe.server.metrics import Metrics
 from vkmoe.server.replies import Reply
 from vkmoe.view.experts import ExpertView
 
-__all__ = ["PATIENCE", "Service", "new_id"]
-
 Result = TypeVar("Result")
 
 _JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"

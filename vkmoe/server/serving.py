@@ -28,8 +28,6 @@ from vkmoe.server.connections import (
 from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.errors import unavailable
 
-__all__ = ["Server", "bind"]
-
 _DRAIN_S, _REST_S = 10, 3  # seconds for replies to finish, and then for their last events
 _BACKLOG = 512
 _BACK_OFF_S = 0.2  # until another attempt to accept where there are no handles

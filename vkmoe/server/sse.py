@@ -14,8 +14,6 @@ from starlette.types import Receive, Scope, Send
 from vkmoe.server.errors import ApiError
 from vkmoe.server.replies import ClientGone, Reply, until_gone
 
-__all__ = ["COMMENT", "Answer", "EventStream", "answered", "event", "json_answer", "json_bytes"]
-
 COMMENT = b": still at work\n\n"  # which clients ignore, and proxies take for a sign of life
 
 

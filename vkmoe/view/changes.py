@@ -18,8 +18,6 @@ from vkmoe.errors import UsageError
 from vkmoe.experts.decide.keys import Keys
 from vkmoe.experts.store.tracker import ExpertTracker
 
-__all__ = ["change_experts", "refusal"]
-
 MAX_PAIRS = 1 << 16  # in one list, far above what models have slots for
 
 

@@ -29,8 +29,6 @@ from vkmoe.view.changes import change_experts, refusal
 from vkmoe.view.why import Served, explain
 from vkmoe.weights.sizes import weight_bytes
 
-__all__ = ["MAX_USES", "ExpertView", "bytes_by_way"]
-
 MAX_USES = 16_384  # in one answer
 NO_EXPERTS = "the model has no experts: every token uses all of it"
 RESET = {"reset": True}

@@ -13,8 +13,6 @@ from vkmoe.choices import PolicyName
 from vkmoe.experts.records.timing import Step
 from vkmoe.modes import ExpertMode
 
-__all__ = ["PARTS", "Part", "Served", "explain"]
-
 Part = Literal["compute", "cpu", "link", "file", "copies", "host"]
 PARTS: tuple[Part, ...] = ("compute", "cpu", "link", "file", "copies", "host")
 MOST = 0.5  # of the total: then the largest part is most of it

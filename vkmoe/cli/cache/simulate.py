@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from vkmoe.experts.records.trace import Trace, TraceHeader
     from vkmoe.experts.study.replay import Sweep
 
-__all__ = ["simulate"]
-
 _POLICIES = ",".join(get_args(PolicyName))
 # Options of the engine that decide which experts are in the slots, and when.
 _DECIDING = (

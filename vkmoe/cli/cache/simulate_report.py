@@ -25,8 +25,6 @@ from vkmoe.experts.study.replay import Rung, SimulationResult, Sweep, bend_of_cu
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["as_document", "as_text", "draw"]
-
 _WIDTH = 80
 _GOOD_LENGTH = 500  # tokens; the first use of each expert counts for little by then
 

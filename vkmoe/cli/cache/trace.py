@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from vkmoe.llm import LLM
     from vkmoe.models import ModelFile
 
-__all__ = ["trace"]
-
 
 @dataclass(frozen=True)
 class _Recording:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from vkmoe.placement.remembered import Measured
     from vkmoe.selftest.matrices import Works
 
-__all__ = ["tune", "tuning_lines"]
-
 NO_NEED = (
     "the CPU needs no tuning: ggml's kernels are launched in one way, with a thread for each "
     "physical core ({n} here); `-t` asks for more or fewer, `vkmoe bench decode -t` measures that"

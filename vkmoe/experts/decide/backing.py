@@ -16,8 +16,6 @@ import numpy as np
 from vkmoe.experts.decide.keys import Keys, Mask, Values
 from vkmoe.experts.decide.locations import FREE, Locations, Move
 
-__all__ = ["DEPTH", "Backing"]
-
 # Experts of a pool that are backed ahead, of those next to leave: as many as a pool gives up in a
 # few tokens. Each costs a copy to host memory once, and a place that no other expert can have.
 DEPTH = 8

@@ -26,19 +26,6 @@ from vkmoe.experts.decide.keys import (
 from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.decide.token_table import TokenTable, Upcoming
 
-__all__ = [
-    "COPY",
-    "COPY_FOR_NEXT",
-    "EVERY",
-    "GUESS",
-    "LEARNED",
-    "LEAST",
-    "Chances",
-    "Foresight",
-    "PredictionCounts",
-    "Table",
-]
-
 # A newcomer that is copied must be worth so many times what its victim is, as its bytes cross the
 # link, those of a guess whether it is used or not. From traces of the demo model (bench/results).
 COPY = 1.5

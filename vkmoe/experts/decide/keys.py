@@ -12,8 +12,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HALF_LIFE", "NO_KEYS", "DecayedCounts", "KeySpace", "Keys", "Mask", "Values"]
-
 Keys = NDArray[np.int64]  # keys of experts
 Mask = NDArray[np.bool_]  # a flag for each expert [n_keys]
 Values = NDArray[np.float64]  # a figure for each expert [n_keys]

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, KeySpace, Mask
 from vkmoe.experts.decide.settings import PoolSpec
 
-__all__ = ["FREE", "NO_POOL", "Locations", "Move"]
-
 NO_POOL = -1
 NO_SLOT = -1
 FREE = -1  # in place of a victim: a slot that no expert has

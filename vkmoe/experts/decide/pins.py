@@ -17,8 +17,6 @@ from vkmoe.experts.decide.keys import Keys, KeySpace
 from vkmoe.experts.decide.locations import Locations
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 
-__all__ = ["PinChange", "Pinning", "fill"]
-
 Uses = NDArray[Any]  # whole or decayed uses [n_keys]
 
 

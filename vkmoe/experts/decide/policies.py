@@ -20,18 +20,6 @@ from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import DecayedCounts, Keys, Mask, Values
 from vkmoe.experts.decide.locations import FREE, Locations, Move
 
-__all__ = [
-    "NO_LIMITS",
-    "POLICIES",
-    "PROTECTED_SHARE",
-    "Forecast",
-    "Lfru",
-    "Limits",
-    "Lru",
-    "Policy",
-    "Slru",
-]
-
 # The share of a pool that Slru protects. On traces of the demo model larger shares hit less, and
 # smaller ones hardly more; where the subject changes, a share keeps what is in use now.
 PROTECTED_SHARE = 0.25

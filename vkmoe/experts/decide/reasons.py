@@ -12,8 +12,6 @@ from typing import Literal
 from vkmoe.experts.decide.keys import KeySpace
 from vkmoe.experts.decide.locations import FREE, Move
 
-__all__ = ["Came", "Left", "Reasons"]
-
 # An expert comes because a token missed it, because a predictor guessed it, because it has landed
 # in the submit that missed it, or because it is pinned. "moved": that was not noted.
 Came = Literal["moved", "missed", "guessed", "landed", "pinned"]

@@ -29,8 +29,6 @@ from vkmoe.experts.decide.reasons import Came, Reasons
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.token_table import Upcoming
 
-__all__ = ["NOTHING_KNOWN", "PoolResidency", "Residency"]
-
 NOTHING_KNOWN = Upcoming()
 UNKNOWN = 1e-9  # uses of an expert of which none is known
 BY_HAND = 0x80  # the bit of pins that no rule of the settings chose

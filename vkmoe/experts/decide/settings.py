@@ -14,19 +14,6 @@ from vkmoe.config import EngineConfig, Pins
 from vkmoe.errors import UsageError
 from vkmoe.facts import CacheSizing, ExpertSpec, MemoryPlan, SizingStatus
 
-__all__ = [
-    "MOST_LANDING",
-    "CacheSettings",
-    "PoolSpec",
-    "cache_settings",
-    "copies_overlap",
-    "host_pools",
-    "make_pools",
-    "recommended_slots",
-    "size_cache",
-    "sizing_line",
-]
-
 MOST_LANDING = 2  # slots of a layer in which experts land while they are read
 _GIB, _MIB = 1 << 30, 1 << 20
 _MORE_ROOM = "lower --ctx-size, close other programs that use the GPU, or take a smaller model"

@@ -16,18 +16,6 @@ from numpy.typing import NDArray
 from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import KeySpace, Values
 
-__all__ = [
-    "MAX_BYTES",
-    "SLOWEST",
-    "WIDTH",
-    "History",
-    "TokenRows",
-    "TokenTable",
-    "Upcoming",
-    "n_rows_of",
-    "row_bytes",
-]
-
 MAX_BYTES = 32 << 20  # of a table; rows of the ids that occurred last
 WIDTH = 2  # entries of a row and layer, times the experts that a token uses in a layer
 SLOWEST = 32  # occurrences that are averaged over: an id means other things in another text

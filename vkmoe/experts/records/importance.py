@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from vkmoe.errors import ModelFileError, VkmoeError
 from vkmoe.gguf_file import GgufFile, open_gguf
 
-__all__ = ["is_importance_file", "read_importance", "remembered"]
-
 _COUNTS = re.compile(r"blk\.(\d+)\.ffn_(?:down|gate|up|gate_up)_exps\.weight\.counts")
 # A long text counts as the tokens that a run remembers at a half-life of 64: what the
 # run itself uses soon counts for more.

@@ -28,14 +28,6 @@ from vkmoe.experts.records.report import FORMAT, ExpertReport, as_document, as_t
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 
-__all__ = [
-    "RecordKeeper",
-    "check_outputs",
-    "reason_against_writing",
-    "record_outputs",
-    "write_whole",
-]
-
 log = logging.getLogger("vkmoe")
 STATS, PROFILE = "--expert-stats", "--expert-profile"
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # what a plain file is called that is open already

@@ -36,15 +36,6 @@ from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.header import shown
 
-__all__ = [
-    "ProfiledModel",
-    "is_read_only",
-    "load_profile",
-    "profile_text",
-    "profiled_model",
-    "trace_of_model",
-]
-
 FORMAT, VERSION = "vkmoe expert profile", 2
 MAX_COUNT = 1e15  # more tokens than any run sees; keeps sums and weighted counts finite
 # What a sound file needs at most: for a count, beside all, and for the numbers of a token.

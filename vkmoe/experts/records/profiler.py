@@ -16,16 +16,6 @@ from numpy.typing import NDArray
 
 from vkmoe.experts.decide.keys import KeySpace
 
-__all__ = [
-    "CacheCounters",
-    "ExpertProfiler",
-    "Interval",
-    "Overlap",
-    "PoolCounters",
-    "Served",
-    "Tally",
-]
-
 _LOG_TOKENS = 32  # counted at once, which costs a few times as much as one token alone
 
 

@@ -23,21 +23,6 @@ from vkmoe.experts.records.profiler import (
 )
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 
-__all__ = [
-    "FORMAT",
-    "SILENT",
-    "CopyTimes",
-    "ExpertReport",
-    "LayerReport",
-    "Setup",
-    "as_document",
-    "as_lines",
-    "as_text",
-    "make_report",
-    "setup_of",
-    "table",
-]
-
 N_TOP = 8  # most used experts that are listed
 FORMAT, DOCUMENT_VERSION = "vkmoe expert statistics", 1
 SILENT = "(no accesses recorded)"

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from vkmoe.experts.records.profiler import Interval
 
-__all__ = ["Computing", "RunTimes", "Step", "Totals"]
-
 MAX_RUNS = 65  # that are remembered: differences between 64 pairs
 MAX_GAP_NS = 1_000_000_000  # between two runs of a reply; more is time in which nothing was asked
 

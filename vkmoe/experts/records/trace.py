@@ -30,16 +30,6 @@ from vkmoe.closing import Closing
 from vkmoe.errors import VkmoeError
 from vkmoe.experts.decide.keys import KeySpace
 
-__all__ = [
-    "Trace",
-    "TraceHeader",
-    "TraceWriter",
-    "is_trace_file",
-    "joined",
-    "read_trace",
-    "token_name",
-]
-
 FORMAT, VERSION = "vkmoe-trace", 1
 # No model is near these; they keep a few bytes of a made-up header from asking for gigabytes.
 MAX_LAYERS, MAX_KEYS, MAX_SPAN = 4096, 1 << 22, 1 << 40

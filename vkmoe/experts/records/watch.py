@@ -18,8 +18,6 @@ from vkmoe.experts.decide.reasons import Reasons
 from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.records.profiler import Tally
 
-__all__ = ["BY_CPU", "IN_DEVICE", "IN_FILE", "IN_HOST", "Change", "ExpertWatch", "Use"]
-
 # Where an expert is read from: device memory, host memory, the file alone; or it is the CPU's.
 IN_DEVICE, IN_HOST, IN_FILE, BY_CPU = (ord(letter) for letter in "dhfc")
 MAX_RUNS, MAX_ROWS = 16, 8  # whose uses are kept: the last runs, and of each the last rows

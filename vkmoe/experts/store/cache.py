@@ -37,8 +37,6 @@ from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
 from vkmoe.experts.store.tier import N_ATTEMPTS, HostPool, Tier, TierCounters
 from vkmoe.gpu.arena import Placement
 
-__all__ = ["CacheMemory", "CacheWays", "ExpertCache", "count_misses"]
-
 # Limit of one submit of copies: far below what drivers' watchdogs allow, on the slowest links too.
 MAX_SUBMIT_BYTES = 256 << 20
 OVERLAPPED_SUBMIT_BYTES = 16 << 20  # small enough to be of use, or taken back, one by one

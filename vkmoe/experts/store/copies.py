@@ -26,22 +26,6 @@ from vkmoe.gpu.device import Device, translated, vulkan_errors
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.interrupts import SLICE_S, checkpoint
 
-__all__ = [
-    "END_LIMIT_S",
-    "NEW_WEIGHT",
-    "Copy",
-    "CopyBudget",
-    "Job",
-    "JobCancelledError",
-    "JobQueue",
-    "Prefetcher",
-    "QueueFullError",
-    "Upload",
-    "Uploader",
-    "Uploads",
-    "as_vkmoe_error",
-]
-
 log = logging.getLogger("vkmoe")
 MAX_QUEUED = 16  # jobs that are not urgent; a job is one submit's worth of copies
 END_LIMIT_S = 5.0  # for the running job, when all is to end

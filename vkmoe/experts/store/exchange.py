@@ -16,8 +16,6 @@ from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.store.copies import Uploader
 from vkmoe.experts.store.tier import HostPool, Tier, TierCounters
 
-__all__ = ["Exchange"]
-
 
 class Exchange:
     """Gives experts in slots a home again, so that they can leave. Owns the copies under way."""

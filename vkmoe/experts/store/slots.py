@@ -23,8 +23,6 @@ from vkmoe.gpu.arena import Arena, Placement, lay_out_slots
 from vkmoe.gpu.device import Device, Intent, translate_errors
 from vkmoe.gpu.program import Range, memory_range
 
-__all__ = ["Landings", "Slot", "SlotManager"]
-
 POISON = 0xFFFFFFFF  # NaN in every weight type: a read too early or too late cannot stay unseen
 
 

@@ -21,8 +21,6 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.gpu.transfer import Transfer
 
-__all__ = ["AT_HOME", "NOWHERE", "N_VERSIONS", "ExpertTable", "TableShape", "table_shape"]
-
 N_VERSIONS = 2  # in memory at a time; the code below is written for two
 AT_HOME = 1  # in an entry: the span is at its home, behind the link; addresses leave bits 0-7 free
 NOWHERE = 0  # in place of an address

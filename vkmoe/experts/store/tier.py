@@ -27,8 +27,6 @@ from vkmoe.experts.store.slots import Slot, SlotManager
 from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.arena import Placement
 
-__all__ = ["N_ATTEMPTS", "HostPool", "Tier", "TierCounters"]
-
 log = logging.getLogger("vkmoe")
 MAX_PENDING = 8  # submits; the extension keeps at most 64 recordings for uploads
 MAX_READ_BYTES = 1  # one expert a job: what is needed waits for no more guesses than that

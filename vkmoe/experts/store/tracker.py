@@ -24,8 +24,6 @@ from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.device import Device, memory_type_candidates
 from vkmoe.modes import Cache, ExpertMode
 
-__all__ = ["BudgetWatch", "ExpertTracker"]
-
 log = logging.getLogger("vkmoe")
 WATCH_SECONDS = 1.0  # between two looks at the budget, each of which asks the driver
 

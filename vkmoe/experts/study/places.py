@@ -15,8 +15,6 @@ from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.decide.settings import PoolSpec
 
-__all__ = ["HostPlaces"]
-
 
 class HostPlaces:
     """Holds the places of experts in host memory, too few for all of them."""

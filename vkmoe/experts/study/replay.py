@@ -32,26 +32,6 @@ from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.records.trace import Trace
 from vkmoe.experts.study.places import HostPlaces
 
-__all__ = [
-    "ENOUGH_TOKENS",
-    "PLAIN",
-    "KnowsNext",
-    "Misses",
-    "Rung",
-    "SimulationResult",
-    "Sweep",
-    "Transfers",
-    "Wanted",
-    "belady_hits",
-    "bend_of_curve",
-    "ceiling",
-    "first_uses",
-    "ladder",
-    "misses",
-    "run_sweep",
-    "simulate",
-]
-
 ENOUGH_TOKENS = 200  # with fewer, the first use of each expert hides where the curve bends
 SERIAL_USES = 200_000  # of experts in all replays, below which starting processes costs more
 Progress = Callable[[int, int], None]  # replays done, replays in all

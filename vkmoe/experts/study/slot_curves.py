@@ -33,15 +33,6 @@ from vkmoe.experts.study.replay import ENOUGH_TOKENS, Transfers, simulate
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import TensorInfo
 
-__all__ = [
-    "LayerCurves",
-    "curves_of_counts",
-    "curves_of_trace",
-    "known_curves",
-    "split_by_gain",
-    "split_slots",
-]
-
 Rates = NDArray[np.float64]  # [n_layers, n_experts + 1]: hits per use with so many slots
 
 # How much of what sets a layer apart from the others in one text is found in another, on six texts

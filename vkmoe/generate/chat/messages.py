@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from vkmoe.errors import PromptError
 
-__all__ = ["Message", "MessageForm", "check_messages", "prepared_messages", "prepared_tools"]
-
 Message = Mapping[str, Any]
 
 

@@ -16,8 +16,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TemplateFailed", "TemplateProcess"]
-
 TIME_LIMIT = 5.0  # seconds, for a rendering; real templates take milliseconds
 _MEMORY_LIMIT = 1 << 30  # bytes of addresses
 _WORKER = Path(__file__).with_name("worker.py")

@@ -25,8 +25,6 @@ from vkmoe.generate.chat.process import TIME_LIMIT, TemplateFailed, TemplateProc
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import GgufFile
 
-__all__ = ["ChatTemplate"]
-
 _PROBE = {"probe_key": "probe value"}
 
 

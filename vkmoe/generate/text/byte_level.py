@@ -19,8 +19,6 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from vkmoe.errors import PromptError
 from vkmoe.generate.text.pieces import pieces
 
-__all__ = ["PRE_TOKENIZERS", "ByteLevelCodec", "PreTokenizerSpec", "byte_alphabet"]
-
 # English endings in either case; spelled out, as (?i:s) would match the long s (U+017F) too.
 _ENDINGS = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
 # Blanks to their last line end; blanks but the last before a word; other blanks. No quantifier

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 
 from vkmoe.errors import PromptError
 
-__all__ = ["FindCut", "pieces"]
-
 # Finds the first place between two positions where a text can be cut: both parts have the tokens
 # of the whole.
 FindCut = Callable[[str, int, int], int | None]

@@ -16,8 +16,6 @@ from itertools import pairwise
 from vkmoe.generate.text.pieces import pieces
 from vkmoe.generate.text.vocabulary import Vocabulary
 
-__all__ = ["SentencePieceCodec"]
-
 _BLANK = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _N_KEPT, _LONGEST_KEPT = 1 << 14, 64  # words whose ids are known, and their characters

@@ -16,8 +16,6 @@ from vkmoe.generate.text.sentencepiece import SentencePieceCodec
 from vkmoe.generate.text.vocabulary import Vocabulary, read_vocabulary
 from vkmoe.gguf_file import GgufFile
 
-__all__ = ["StreamDetokenizer", "Tokenizer"]
-
 _SWALLOWED = " \t\n\v\f\r"  # by some special tokens in front of them
 
 

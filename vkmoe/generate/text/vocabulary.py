@@ -21,8 +21,6 @@ from vkmoe.generate.text.byte_level import PRE_TOKENIZERS, PreTokenizerSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.gguf_file.header import shown
 
-__all__ = ["TokenType", "Vocabulary", "read_vocabulary"]
-
 log = logging.getLogger("vkmoe")
 
 # A token with one of these texts ends a generation, whatever the file declares.

@@ -23,8 +23,6 @@ from vkmoe.generate.tools.events import (
     ToolCallEnd,
 )
 
-__all__ = ["BLANKS", "Cursor", "Malformed", "Steps"]
-
 BLANKS = " \t\n\r"  # as in JSON
 _NAME = re.compile(r"[\w.:/-]{1,256}")
 

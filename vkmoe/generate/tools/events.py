@@ -5,16 +5,6 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-__all__ = [
-    "Content",
-    "ReplyEvent",
-    "Thought",
-    "ToolCallArguments",
-    "ToolCallBegin",
-    "ToolCallEnd",
-    "random_call_id",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Content:

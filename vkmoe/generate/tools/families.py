@@ -15,8 +15,6 @@ from vkmoe.generate.tools.harmony import CHANNEL, HARMONY_MARKS, MESSAGE
 from vkmoe.generate.tools.marked import DEEPSEEK, MISTRAL, PYTHON_TAG
 from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN
 
-__all__ = ["FamilyName", "ToolFamily", "family_of"]
-
 FamilyName = Literal[
     "hermes",
     "qwen-coder",

@@ -17,8 +17,6 @@ from vkmoe.generate.tools.parser import function_of
 from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
 from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN
 
-__all__ = ["reply_grammar"]
-
 # Writes a JSON schema as a grammar wants it: `Constraints.json_in_lark` does.
 InLark = Callable[[Mapping[str, Any] | bool], str]
 

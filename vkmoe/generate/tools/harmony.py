@@ -16,8 +16,6 @@ import re
 from vkmoe.generate.tools.cursor import Cursor, Malformed, Steps
 from vkmoe.generate.tools.json_text import read_value
 
-__all__ = ["CHANNEL", "HARMONY_MARKS", "MESSAGE", "read_harmony"]
-
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 HARMONY_MARKS = (
     "<|start|>",

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from vkmoe.generate.tools.cursor import Cursor, Malformed, Steps
 from vkmoe.generate.tools.events import random_call_id
 
-__all__ = ["is_json", "read_call", "read_value"]
-
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # in a string
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)

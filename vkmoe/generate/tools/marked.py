@@ -11,17 +11,6 @@ from __future__ import annotations
 from vkmoe.generate.tools.cursor import Cursor, Malformed, Steps
 from vkmoe.generate.tools.json_text import read_call, read_value
 
-__all__ = [
-    "DEEPSEEK",
-    "MISTRAL",
-    "PYTHON_TAG",
-    "DeepSeekMarks",
-    "MistralMarks",
-    "read_deepseek",
-    "read_llama",
-    "read_mistral",
-]
-
 PYTHON_TAG = "<|python_tag|>"
 _KEYS = ("arguments", "parameters")
 

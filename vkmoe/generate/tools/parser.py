@@ -19,8 +19,6 @@ from vkmoe.generate.tools.marked import (
 )
 from vkmoe.generate.tools.tags import read_tags
 
-__all__ = ["ReplyParser", "function_of"]
-
 
 class ReplyParser:
     """Sorts the text of one reply. What comes out joined does not depend on how it was cut.

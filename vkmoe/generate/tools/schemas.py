@@ -13,8 +13,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-__all__ = ["Allowed", "ParameterSchemas", "kind_of"]
-
 _MAX_DEPTH = 50  # of schemas inside schemas; deeper ones count as any value
 
 

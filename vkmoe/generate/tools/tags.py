@@ -16,8 +16,6 @@ from vkmoe.generate.tools.cursor import BLANKS, Cursor, Malformed, Steps
 from vkmoe.generate.tools.json_text import is_json, read_call
 from vkmoe.generate.tools.schemas import ParameterSchemas, kind_of
 
-__all__ = ["CLOSE", "FUNCTION", "OPEN", "read_tags"]
-
 OPEN, CLOSE, FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _PARAMETER, _FUNCTION_END = "<parameter=", "</function>"
 _VALUE_ENDS = ("\n</parameter>", "</parameter>")

@@ -10,8 +10,6 @@ from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan, in_mib
 from vkmoe.placement.decide import Candidate, Decision
 
-__all__ = ["advice", "alternatives", "describe", "drawback"]
-
 LEAST_GAIN = 0.05  # of the speed of a reply, that is worth a line
 MORE_RAM = 8 << 30
 SHORTEST_CONTEXT = 1024  # that is advised

@@ -18,18 +18,6 @@ from vkmoe.facts import MemoryPlan, ModelSpec, WeightBytes
 from vkmoe.modes import Cache, Hybrid, Resident
 from vkmoe.placement.forecast.speeds import CPU_ROWS, Machine, Speeds
 
-__all__ = [
-    "PROMPT_TOKENS",
-    "REPLY_TOKENS",
-    "Prediction",
-    "TokenBytes",
-    "file_share_of",
-    "hit_rate_of",
-    "miss_seconds",
-    "predict",
-    "token_bytes",
-]
-
 # A plan is judged by the time of such a prompt and such a reply.
 PROMPT_TOKENS, REPLY_TOKENS = 512, 512
 STOP_SECONDS = 75e-6  # in which the device waits for the host, or for the CPU's experts

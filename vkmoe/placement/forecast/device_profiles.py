@@ -22,8 +22,6 @@ from vkmoe.gpu.device import Intent, memory_type_candidates
 from vkmoe.placement.forecast.speeds import TYPICAL, Speeds
 from vkmoe.placement.typed_json import typed
 
-__all__ = ["DeviceProfile", "known_profiles", "read_profile"]
-
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "devices"
 MOST_BYTES = 1 << 20  # of a file: a profile has a few KiB
 

@@ -46,15 +46,6 @@ from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.placement import remembered
 from vkmoe.placement.forecast.speeds import Speeds
 
-__all__ = [
-    "Known",
-    "link_of_misses",
-    "measure_gather",
-    "measure_speeds",
-    "recall_speeds",
-    "remember_trial",
-]
-
 log = logging.getLogger("vkmoe")
 T = TypeVar("T")
 MOST_CHOICES = 64  # that are remembered

@@ -16,8 +16,6 @@ from vkmoe.choices import ModeName
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.link_speed import LinkSpeed
 
-__all__ = ["TYPICAL", "Machine", "Speeds", "Typical", "machine_of"]
-
 
 @dataclass(frozen=True)
 class Speeds:

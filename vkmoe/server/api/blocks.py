@@ -18,8 +18,6 @@ from vkmoe.generate.tools import (
 )
 from vkmoe.server.api.conversation import Begun
 
-__all__ = ["Block", "BlockEvent", "Blocks", "followed"]
-
 Kind = Literal["thought", "text", "call"]
 What = Literal["begin", "more", "end"]
 

@@ -29,8 +29,6 @@ from vkmoe.server.replies import News
 from vkmoe.server.service import Service
 from vkmoe.server.sse import answered
 
-__all__ = ["ChatFields", "Message", "answer_chat", "names_of_effort"]
-
 
 class Message(Body):
     """Describes a message of a conversation."""

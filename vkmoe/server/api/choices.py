@@ -20,8 +20,6 @@ from vkmoe.server.replies import News, Reply, merged
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import COMMENT, event
 
-__all__ = ["Choices"]
-
 Object = dict[str, Any]
 
 

@@ -25,8 +25,6 @@ from vkmoe.server.replies import News, Reply
 from vkmoe.server.service import Service
 from vkmoe.server.sse import answered
 
-__all__ = ["CompletionFields", "complete"]
-
 MOST_TOGETHER = 64  # of a request
 
 

@@ -27,8 +27,6 @@ from vkmoe.server.forms import Form
 from vkmoe.server.replies import Reply
 from vkmoe.server.service import Service
 
-__all__ = ["Begun", "Conversation", "ReplyText", "begin", "checked_tools"]
-
 _MARK = "\ue000here\ue000"  # where a prompt is cut off, in characters that no text has
 
 

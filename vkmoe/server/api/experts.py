@@ -23,8 +23,6 @@ from vkmoe.server.service import Service
 from vkmoe.server.sse import EventStream, event, json_answer
 from vkmoe.view.experts import ExpertView
 
-__all__ = ["change_experts", "show_experts", "stream_experts", "why"]
-
 Result = TypeVar("Result")
 Key = Annotated[Many[int], Field(min_length=2, max_length=2)]  # layer, expert
 

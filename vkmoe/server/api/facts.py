@@ -26,18 +26,6 @@ from vkmoe.server.openapi import described
 from vkmoe.server.service import LONG_TEXT, Service
 from vkmoe.server.sse import json_answer
 
-__all__ = [
-    "apply_template",
-    "detokenize",
-    "health",
-    "metrics",
-    "models",
-    "one_model",
-    "props",
-    "slots",
-    "tokenize",
-]
-
 
 class _Text(Body):
     content: str

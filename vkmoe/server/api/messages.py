@@ -22,8 +22,6 @@ from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import answered, event, json_answer
 
-__all__ = ["answer_message", "count_tokens"]
-
 
 class _Message(Body):
     role: Literal["user", "assistant", "system"]

@@ -21,8 +21,6 @@ from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import COMMENT, answered, event
 
-__all__ = ["answer_response"]
-
 
 class _Format(Body):
     type: Literal["text", "json_object", "json_schema"]

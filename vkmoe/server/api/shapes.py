@@ -9,22 +9,6 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # which pydantic wants before Python 3.12
 
-__all__ = [
-    "ChatShape",
-    "CompletionShape",
-    "ErrorShape",
-    "HealthShape",
-    "InputTokensShape",
-    "MessageShape",
-    "ModelShape",
-    "ModelsShape",
-    "PromptShape",
-    "ResponseShape",
-    "SlotShape",
-    "TextShape",
-    "TokensShape",
-]
-
 Object = dict[str, Any]
 
 
