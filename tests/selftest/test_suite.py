@@ -58,12 +58,18 @@ def own(device: Device) -> Tuning:
 
 
 def variants() -> Iterator[Any]:
-    """Of each kernel and mapping one variant, whose types take turns; CI runs the others too."""
+    """Of each kernel and mapping one variant, whose types take turns; CI runs the others too.
+
+    Those of `tools/test --quick` are always among them.
+    """
     found = sorted(compiled_variants(), key=lambda each: (each.family, each.suffix))
     groups = [list(group) for _, group in groupby(found, lambda each: (each.family, each.suffix))]
     for turn, group in enumerate(groups):
         for i, variant in enumerate(group):
-            marks = [pytest.mark.full] * (i != 3 * turn % len(group))
+            often = i == 3 * turn % len(group) or variant.name.endswith(
+                (".q4_k+blocks", "embed.q4_k")
+            )
+            marks = [pytest.mark.full] * (not often)
             yield pytest.param(variant, id=variant.name, marks=marks)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.selftest.test_suite import variants
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -87,8 +89,8 @@ def test_a_failing_check_is_named(checkout: Path, name: str) -> None:
     assert done.stderr == f"tools/test: FAILED: {name}\n"
 
 
-def test_the_quick_choice_names_files_that_are_there(checkout: Path) -> None:
-    """And fetches nothing."""
+def test_the_quick_choice_names_what_is_there(checkout: Path) -> None:
+    """And fetches nothing. None of its cases is marked as one that CI alone runs."""
     python, noted = checkout / ".venv" / "bin" / "python", checkout / "noted"
     stand_in(python, f'echo "$@" >> {noted}')
     assert run(checkout, "--quick", "-x").returncode == 0
@@ -96,3 +98,5 @@ def test_the_quick_choice_names_files_that_are_there(checkout: Path) -> None:
     names = {word.split("::")[0] for word in line.split() if word.startswith("tests/")}
     assert len(names) > 20 and line.endswith(" -x")
     assert [name for name in names if not (ROOT / name).exists()] == []
+    cases = {word.partition("twin[")[2][:-1] for word in line.split() if "twin[" in word}
+    assert len(cases) > 15 and cases <= {case.id for case in variants() if not case.marks}

@@ -66,6 +66,7 @@ class PolicyMachine(RuleBasedStateMachine):
             on_probation = [key for key in others if key not in protected]
             fewest = min((values[key] for key in on_probation), default=0.0)
             return ([key for key in on_probation if values[key] == fewest] or others)[:1]
+        assert self.name == "lfru", f"no rule is known for {self.name}"
         score = {key: values[key] / (1 + self.counts.now - self.used_at[key]) for key in others}
         return [key for key in others if score[key] <= min(score.values()) * (1 + 1e-9)]
 
