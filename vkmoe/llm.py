@@ -13,6 +13,7 @@ from collections.abc import (
     Collection,
     Generator,
     Iterator,
+    Mapping,
     Sequence,
 )
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -220,9 +221,22 @@ class LLM(Closing):
     # ----- generation -----
 
     def request(
-        self, prompt: Prompt, sampling: SamplingConfig | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        sampling: SamplingConfig | None = None,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        logit_bias: Mapping[int, float] | None = None,
+        n_logprobs: int | None = None,
+        constraint: Constraint | None = None,
+        shown: frozenset[int] = frozenset(),
+        with_routing: bool = False,
+        scores_prompt: bool = False,
+        **options: Any,
     ) -> Request:
-        """Check what is to be generated. `options` are fields of Request and of SamplingConfig.
+        """Check what is to be generated. `options` are fields of SamplingConfig.
 
         The reply ends before the first text of `stop`, one or several. `logit_bias` maps tokens to
         what is added to their logits, -100 to 100; with `n_logprobs` pieces and results have
@@ -232,17 +246,25 @@ class LLM(Closing):
         prompt's was, with as many others as `n_logprobs` says.
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
-        names = {item.name for item in fields(Request)} - {"tokens", "sampling"}
-        given = {name: options.pop(name) for name in names.intersection(options)}
         sampling = _with_options(SamplingConfig, sampling, options)
+        given = {
+            "max_tokens": max_tokens,
+            "stop": stop,
+            "ignore_eos": ignore_eos,
+            "logit_bias": logit_bias,
+            "n_logprobs": n_logprobs,
+            "constraint": constraint,
+            "shown": shown,
+            "with_routing": with_routing,
+            "scores_prompt": scores_prompt,
+        }
         asked = checked_options(given, self.spec.n_vocab)
-        constraint = asked.get("constraint")
         check_kind("constraint", constraint, Constraint | None, "see LLM.constraints")
         if constraint is not None and constraint.tokenizer is not self.tokenizer:
             raise UsageError(
                 "the constraint was made for another model", "make it by this LLM's `constraints`"
             )
-        if asked.get("with_routing") and self.spec.experts is None:
+        if with_routing and self.spec.experts is None:
             raise UsageError("the model has no experts", "leave return_routed_experts out")
         return Request(tuple(self._prompt_tokens(prompt)), sampling, **asked)
 

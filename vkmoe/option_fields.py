@@ -48,7 +48,7 @@ def share(default: float, help: str) -> Any:
 
 
 def penalty(default: float, help: str) -> Any:
-    """Declare an option that is subtracted from logits."""
+    """Declare an option from -100 to 100, a penalty of logits."""
     return option(default, help, minimum=-100, maximum=100)
 
 

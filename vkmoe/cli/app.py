@@ -107,7 +107,7 @@ def tutorial(
     vkmoe chat model.gguf                     a conversation; /exit ends it
     vkmoe info model.gguf                     what is in a file, and where it would go
     vkmoe plan model.gguf                     the same explained, and how fast that can be
-    vkmoe selftest                            does this device compute correctly, how fast
+    vkmoe selftest                            does this device compute correctly
     vkmoe trace model.gguf -f prompt.txt      record which experts the tokens use
     vkmoe simulate trace.jsonl                what would a cache of experts do, and how large
     VKMOE_TEMP=0 vkmoe generate -p "x ="      every option is also a variable

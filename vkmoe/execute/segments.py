@@ -65,8 +65,10 @@ def cut_prompt_at_routers(commands: Sequence[Command]) -> list[Part]:
     available and have not been done, so it can run again when others are; the head, for other rows.
     """
     choices = _ends(commands, "choice")
+    routed = _ends(commands, "routed")
+    assert len(choices) == len(routed), (choices, routed)
     brings = {end: Bring(layer, in_groups=True) for layer, end in enumerate(choices)}
-    return _cut(commands, [*brings, *_ends(commands, "routed"), *_head(commands)], brings)
+    return _cut(commands, [*brings, *routed, *_head(commands)], brings)
 
 
 def cut_at_marks(commands: Sequence[Command]) -> list[Part]:

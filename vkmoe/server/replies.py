@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -154,8 +154,14 @@ async def merged(
 ) -> AsyncIterator[tuple[int, News]]:
     """Yield what is new of several replies, each with its index, until all have ended.
 
-    Raises the first error of any; the others are cancelled then.
+    Raises the first error of any; the others are cancelled then. What comes of one reply alone
+    while a client reads slowly is joined; the news of several wait one by one.
     """
+    if len(replies) == 1:
+        async with aclosing(replies[0].news(patience)) as news:  # type: ignore[type-var]
+            async for each in news:
+                yield 0, each
+        return
     queue: asyncio.Queue[tuple[int, News | None]] = asyncio.Queue()
 
     async def follow(index: int, reply: Reply) -> None:

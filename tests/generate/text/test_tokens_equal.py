@@ -17,6 +17,7 @@ from tools.make_tokenizer_goldens import KINDS
 from tools.pair_vocabulary import pair_vocabulary
 from tools.tokenizer_strings import difficult_strings
 from vkmoe.generate.text.byte_level import PRE_TOKENIZERS
+from vkmoe.generate.text.sentencepiece import SentencePieceCodec
 from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
 from vkmoe.generate.text.vocabulary import Vocabulary, read_vocabulary
 from vkmoe.gguf_file import open_gguf
@@ -142,6 +143,15 @@ def test_text_survives(shared: Path, name: str, subject: Tokenizer) -> None:
         ids = subject.encode(text, add_special=False)
         is_exact = name not in SENTENCEPIECE or "▁" not in text  # that mark is a blank there
         assert subject.decode(ids) == (text if is_exact else text.replace("▁", " "))
+
+
+@pytest.mark.parametrize("name", THERE_SPM, scope="module")
+def test_the_package_merges_as_the_plain_twin_does(shared: Path, name: str) -> None:
+    codec = SentencePieceCodec(vocabulary(shared, name))
+    assert not codec.has_equal_scores
+    for raw in golden("strings")[:-40]:
+        text = raw.encode("latin-1").decode(errors="ignore").replace(" ", "▁")
+        assert codec.encode_plainly(text) == codec.encode(text, after_special=False)
 
 
 @pytest.mark.parametrize("name", THERE_SPM, scope="module")

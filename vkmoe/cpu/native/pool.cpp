@@ -16,8 +16,8 @@ namespace {
 
 // Polls before a thread sleeps: what takes longer is a thread that another program runs in place of.
 constexpr int kPolls = 800;
-// How long a thread runs before it lets other programs have its processor, by bench/cpu.py beside a
-// busy process: 300 to 1000 us are alike, less or more cost speed.
+// How long a thread runs before it lets other programs have its processor, measured beside a busy
+// process: 300 to 1000 us are alike, less or more cost speed.
 constexpr std::chrono::microseconds kTurn{500};
 
 inline void pause() {
