@@ -11,7 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.engine.caches import Rows, assert_same_bits, rows
+from tests.engine.conftest import TUNINGS
 from tests.engine.tiny import Tensor, model_path, rewrite
+from tests.samples import sampled
 from tools.decoded_model import write_decoded
 from tools.quantise import random_weights
 from vkmoe.config import EngineConfig
@@ -118,6 +120,7 @@ def test_all_types_are_in_it() -> None:
     assert experts >= {"MXFP4", "Q4_0", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K"}
 
 
+@pytest.mark.parametrize("tuning", sampled(TUNINGS, "default".__eq__), indirect=True)
 def test_logits_are_those_of_the_decoded_values(
     mixed: Path, decoded: tuple[Rows, NDArray[np.uint32]], tuning: Tuning | None
 ) -> None:
@@ -131,7 +134,10 @@ def test_logits_are_those_of_the_decoded_values(
 
 @pytest.mark.parametrize(
     ("miss", "tuning"),
-    [("read", "default"), ("gather", "default"), ("read", "lanes+subgroup")],
+    sampled(
+        [("read", "default"), ("gather", "default"), ("read", "lanes+subgroup")],
+        ("gather", "default").__eq__,
+    ),
     indirect=["tuning"],
 )
 def test_slots_and_landing_places_change_no_bit(

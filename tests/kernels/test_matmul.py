@@ -179,7 +179,7 @@ def test_a_pair_has_the_same_bits_among_any_others(
 
 @pytest.mark.parametrize("tile", [SHAPES[1], *elsewhere((SHAPES[0],), (SHAPES[2],))], ids=str)
 @pytest.mark.parametrize("n", sampled([3, 40], (40).__eq__))
-@pytest.mark.parametrize("half", sorted({tuning.half_tiles for tuning in TUNINGS}))
+@pytest.mark.parametrize("half", [False, *elsewhere(*([True] if HALF in TUNINGS else []))])
 def test_a_tile_of_another_shape_leaves_the_same_bits(
     runner: Runner, tile: Tile, n: int, half: bool
 ) -> None:

@@ -42,7 +42,7 @@ from vkmoe.kv_types import KvTypes, both
 from vkmoe.quants.types import Bytes
 
 TUNINGS = [tuning_for(suffix, 8 if "blocks" in suffix else 64, 4) for suffix in MAPPINGS]
-FEW = ("", "+blocks")  # mappings of few devices, which CI alone tries
+FEW = ("", "+subgroup", "+blocks")  # mappings of other devices, which CI alone tries
 every_mapping = pytest.mark.parametrize(
     "tuning",
     [

@@ -56,6 +56,7 @@ def test_selftest_passes(swiftshader: dict[str, str], only: str, least: int) -> 
     assert all(case["ok"] for case in report["cases"])
 
 
+@pytest.mark.full
 def test_same_text_as_lavapipe(swiftshader: dict[str, str], lavapipe: dict[str, str]) -> None:
     """Sixteen most likely tokens of the demo model depend on neither driver nor placement."""
     arguments = ("generate", "-p", PROMPT, "-n", "16", "--temp", "0")
