@@ -61,9 +61,7 @@ def read_rope(
     if (given := rope.attention_factor) not in (None, 1.0):
         metadata.refuse("rope.scaling.attn_factor", given, "not known without yarn or longrope")
     if kind not in ("none", "linear"):
-        metadata.refuse(
-            "rope.scaling.type", shown(kind), "vkmoe knows none, linear, yarn and longrope"
-        )
+        metadata.refuse("rope.scaling.type", shown(kind), "known: none, linear, yarn and longrope")
     plain = RopeSpec(dim, rope.base, style, factors=factors)
     is_linear = kind == "linear" and rope.factor != 1
     return replace(plain, scaling="linear", factor=rope.factor) if is_linear else plain
