@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import time
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from vkmoe.server.sse import COMMENT, event
 Object = dict[str, Any]
 
 
-class Choices:
+class Choices(ABC):
     """Makes the answer of replies to `n_prompts` prompts, at once or as a stream."""
 
     id_kind, name, chunk_name = "", "", ""  # of the API
@@ -38,17 +39,17 @@ class Choices:
 
     # ----- what an API says of a reply -----
 
+    @abstractmethod
     def _whole(self, index: int, pieces: Sequence[Piece]) -> Object:
         """Return the choice that a whole reply is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _more(self, index: int, news: News) -> Iterator[bytes]:
         """Yield the events for what is new of a reply."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rest(self, index: int) -> Iterator[Object]:
         """Yield choices with what is left of a reply that is over; the last says why it ended."""
-        raise NotImplementedError
 
     # ----- the same for all -----
 
