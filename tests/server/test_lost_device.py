@@ -5,6 +5,7 @@ once more.
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import uvicorn
 from tests.server.conftest import Served, serving
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError
+from vkmoe.generate.loop import Generation
+from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.serving import Server
 
 ASKED = {"prompt": "def main():", "max_tokens": 8, "temperature": 0}
@@ -39,7 +42,13 @@ def health(served: Served) -> tuple[int, str]:
 
 
 def test_the_model_is_loaded_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = Failing(monkeypatch)
+    failing, tell = Failing(monkeypatch), EngineThread._tell
+
+    def slowly(engine: EngineThread, generation: Generation) -> None:
+        tell(engine, generation)
+        time.sleep(0.2 * (generation.error is not None))  # a client asks for more meanwhile
+
+    monkeypatch.setattr(EngineThread, "_tell", slowly)
     # Else the server ends within a tick of losing the model, amid what is asked of it here.
     monkeypatch.setattr(Server, "on_tick", uvicorn.Server.on_tick)
     with serving() as served:

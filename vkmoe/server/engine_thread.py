@@ -203,11 +203,11 @@ class EngineThread:
                     return
                 continue
             news = scheduler.step()
-            for generation in news:
-                self._tell(generation)
-            for generation in news:
+            for generation in news:  # nobody hears of a lost device while the model seems there
                 if isinstance(generation.error, DeviceLostError):
                     raise generation.error
+            for generation in news:
+                self._tell(generation)
             if not scheduler.has_work:
                 llm.engine.settle()
 
