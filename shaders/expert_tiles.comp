@@ -3,11 +3,12 @@
 //           marked done; those that take part and have pairs become done. So the same dispatch, with other experts in the
 //           table, takes up what it left. `clears` does nothing but take all marks away. With `picks` the rows that want
 //           logits take part alone.
-//           Tiles of experts that are at home (AT_HOME in their entry) come last where n_places is not 0: these experts are
-//           brought from there, n_places in each round, to one half of the places and the other in turn, and read there.
+//           Experts that are at home (AT_HOME in their entry) are brought from there where n_places is not 0: from round 1 on,
+//           at most n_places in each, to one half of the places and the other in turn. Their tiles are in those rounds. Other
+//           tiles lie evenly in the rounds beside which others are brought.
 // Inputs    routing, of which the first N_USED words of each row_words are the row's ids; params; the expert table by address,
 //           uvec2 [n_layers][N_EXPERTS]; done [N_EXPERTS]. Outputs: tiles; sorted_pairs: row * N_USED + rank, rising within an
-//           expert, from each tile's first on; brought [ranks]: home and place of each, zeros behind the last.
+//           expert, from each tile's first on; brought [rounds][n_places]: home and place, or zeros.
 // Who       one workgroup: lanes count pairs; each lane places a run of experts behind those of the lanes before it; then
 //           all lanes place the pairs of BLOCK_ROWS rows at a time, each behind those of earlier rows that chose its expert.
 // Assumes   the ids of a row are valid and distinct, as router_topk leaves them. Atomics only add numbers and set bits: their
@@ -48,6 +49,7 @@ const uint NOT_NOW = 0xFFFFFFFFu;     // in next_pair
 shared uint next_pair[N_EXPERTS];     // pairs of an expert; then where its next one goes, or NOT_NOW
 shared uint chosen_by[N_EXPERTS];     // the rows of a block that chose an expert
 shared uvec4 totals[gl_WorkGroupSize.x]; // sizes of a lane's experts
+shared uint brought_starts[N_ROUNDS + 1u]; // tiles of experts that are brought before each round, of those that bring some
 
 uint lane() { return gl_LocalInvocationIndex; }
 
@@ -84,55 +86,102 @@ void count_pairs() {
     barrier();
 }
 
-void write_tiles(uvec2 span, uint n_pairs, uint first_pair, uint first_tile) {
+// How the tiles of a layer lie in rounds.
+struct Rounds {
+    uint n_in_place; // tiles
+    uint n_brought;  // tiles
+    uint n_each;     // experts that a round brings
+    uint last;       // the last round that brings any
+};
+
+// Experts that are brought are spread over all rounds there are: each round's copies run beside the tiles of the one before.
+Rounds rounds_of(uvec4 all) {
+    if (n_places == 0u) return Rounds(all.y, 0u, 1u, 0u);
+    const uint n_rounds = (N_EXPERTS + n_places - 1u) / n_places;
+    const uint n_each = max(1u, (all.w + n_rounds - 1u) / n_rounds);
+    return Rounds(all.y, all.z, n_each, (all.w + n_each - 1u) / n_each);
+}
+
+// Tiles that are read in place lie evenly in the rounds beside which another one is brought.
+uint round_of(Rounds rounds, uint tile) { return tile * max(rounds.last, 1u) / rounds.n_in_place; }
+
+// Tiles that are read in place before a round.
+uint in_place_before(Rounds rounds, uint index) {
+    const uint n = max(rounds.last, 1u);
+    return min((index * rounds.n_in_place + n - 1u) / n, rounds.n_in_place);
+}
+
+uint brought_before(Rounds rounds, uint index) {
+    if (index > rounds.last) return rounds.n_brought;
+    return index == 0u ? 0u : brought_starts[index];
+}
+
+void write_tile(uint number, uvec2 span, uint n_pairs, uint first_pair, uint index) {
+    const uint start = index * tile_columns;
+    tiles[number] = uvec4(span, first_pair + start, min(tile_columns, n_pairs - start));
+}
+
+// Writes the tiles of an expert that is read in place, behind `before` other tiles of such.
+void write_in_place(Rounds rounds, uvec2 span, uint n_pairs, uint first_pair, uint before) {
     for (uint i = 0u; i * tile_columns < n_pairs; ++i) {
-        const uint start = i * tile_columns;
-        tiles[first_tile + i] = uvec4(span, first_pair + start, min(tile_columns, n_pairs - start));
+        const uint tile = before + i, number = tile + brought_before(rounds, round_of(rounds, tile));
+        write_tile(number, span, n_pairs, first_pair, i);
     }
 }
 
-// Says where the expert of a rank is brought to, and where that one's round begins. Returns its place.
-uvec2 bring(uvec2 home, uint rank, uint first_tile) {
-    if (rank % n_places == 0u) round_starts[1u + rank / n_places] = first_tile;
-    const uvec2 place = address_add_product(first_place, rank % (2u * n_places), place_bytes);
-    brought[rank] = uvec4(home, place);
-    return place;
+// Writes the tiles of an expert that is brought, and where it is brought from and to.
+void write_brought(Rounds rounds, uvec2 home, uint n_pairs, uint first_pair, uint rank, uint before) {
+    const uint round_index = rank / rounds.n_each, at = round_index * n_places + rank % rounds.n_each;
+    const uvec2 place = address_add_product(first_place, at % (2u * n_places), place_bytes);
+    brought[at] = uvec4(home, place);
+    const uint first = before + in_place_before(rounds, 2u + round_index);
+    for (uint i = 0u; i * tile_columns < n_pairs; ++i) write_tile(first + i, place, n_pairs, first_pair, i);
 }
 
-// Says where the rounds end that have no expert, and that no more are brought.
-void end_rounds(uint n_brought, uint n_tiles) {
-    round_starts[0] = 0u;
-    const uint n_rounds = n_places == 0u ? 0u : (n_brought + n_places - 1u) / max(n_places, 1u);
-    for (uint i = n_rounds; i < N_ROUNDS; ++i) round_starts[1u + i] = n_tiles;
-    for (uint rank = n_brought; rank < N_EXPERTS + n_places && n_places > 0u; ++rank) brought[rank] = uvec4(0u);
+// Says where rounds begin, and where none is brought.
+void write_rounds(Rounds rounds, uint n_brought) {
+    for (uint i = lane(); i <= N_ROUNDS; i += gl_WorkGroupSize.x)
+        round_starts[i] = in_place_before(rounds, i) + brought_before(rounds, i);
+    if (n_places == 0u) return;
+    for (uint at = lane(); at < N_EXPERTS + n_places; at += gl_WorkGroupSize.x) {
+        const uint index = at % n_places, rank = at / n_places * rounds.n_each + index;
+        if (index >= rounds.n_each || rank >= n_brought) brought[at] = uvec4(0u);
+    }
 }
 
 // Makes counts of pairs to where they go, each expert's behind those of the experts before it.
 void place_experts() {
-    const uint n_each = (N_EXPERTS + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;
-    const uint first = min(lane() * n_each, N_EXPERTS), end = min(first + n_each, N_EXPERTS);
-    uvec4 total = uvec4(0u);
+    const uint n_of_lane = (N_EXPERTS + gl_WorkGroupSize.x - 1u) / gl_WorkGroupSize.x;
+    const uint first = min(lane() * n_of_lane, N_EXPERTS), end = min(first + n_of_lane, N_EXPERTS);
+    uvec4 total = uvec4(0u), all = uvec4(0u), next = uvec4(0u);
     for (uint e = first; e < end; ++e) total += size_of(e, entry_of(e));
     totals[lane()] = total;
     barrier();
-    uvec4 next = uvec4(0u);
     for (uint i = 0u; i < gl_WorkGroupSize.x; ++i) {
         next += i < lane() ? totals[i] : uvec4(0u);
-        next.z += totals[i].y;  // behind all that are read in place
+        all += totals[i];
     }
+    const Rounds rounds = rounds_of(all);
+    uvec2 ranked = next.zw;
+    for (uint e = first; e < end; ++e) {
+        const uvec4 size = size_of(e, entry_of(e));
+        if (size.w > 0u && ranked.y % rounds.n_each == 0u) brought_starts[1u + ranked.y / rounds.n_each] = ranked.x;
+        ranked += size.zw;
+    }
+    barrier();
+    write_rounds(rounds, all.w);
     for (uint e = first; e < end; ++e) {
         const uvec2 entry = entry_of(e), span = uvec2(entry.x & ~AT_HOME, entry.y);
         const uvec4 size = size_of(e, entry);
         if (size.w > 0u) {
-            write_tiles(bring(span, next.w, next.z), size.x, next.x, next.z);
+            write_brought(rounds, span, size.x, next.x, next.w, next.z);
         } else {
-            write_tiles(span, size.x, next.x, next.y);
+            write_in_place(rounds, span, size.x, next.x, next.y);
         }
         next_pair[e] = size.x > 0u ? next.x : NOT_NOW;
         if (size.x > 0u) done[e] = 1u;
         next += size;
     }
-    if (lane() == gl_WorkGroupSize.x - 1u) end_rounds(next.w, next.z);
     barrier();
 }
 

@@ -1,5 +1,5 @@
-// The tiles of a layer, in rounds: first those of experts that are read where they are, then those of experts that are brought,
-// as many in each round as there are places.
+// The tiles of a layer, in rounds. In each those of experts that are read where they are come first, then those of experts that
+// were brought for the round.
 // Needs: TILES_BINDING and TILES_ACCESS defined.
 const uint N_ROUNDS = 33u;
 

@@ -159,8 +159,9 @@ def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
             )
             starts = tiles.view(np.uint32)[: N_ROUNDS + 1]
             spans = tiles[TILE_HEADER_WORDS // 2 :].reshape(-1, 2)[: starts[-1], 0]
-            homes = brought[: 2 * lists.routed.shape.n_experts : 2]  # nothing behind the last rank
-            homes, in_slots = homes[homes > 0], set(spans[: starts[1]])
+            n_ways = lists.routed.shape.n_experts + engine.plan.brought_places
+            homes, places = brought[: 2 * n_ways].reshape(-1, 2).T
+            homes, in_slots = homes[homes > 0], set(spans) - set(places)
             assert len(set(homes)) == len(homes) == len(used) - len(in_slots) > 0
             assert bool(in_slots) == (first > 0) and not set(spans) & set(homes)
 

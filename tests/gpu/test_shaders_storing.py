@@ -91,7 +91,7 @@ def test_stores_by_address_go_to_places_on_the_device_only() -> None:
     assert "uvec2 partner = routed_partner(slot, n_slots)" in code["gather.comp"]
     assert "uvec2 home = lands ? partner : uvec2(0u);" in code["gather.comp"]
     assert "place = address_add(way.zw, skipped_units * 16u);" in code["bring_experts.comp"]
-    assert "brought[rank] = uvec4(home, place);" in code["expert_tiles.comp"]
+    assert "brought[at] = uvec4(home, place);" in code["expert_tiles.comp"]
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if family(n) in EXPERT_FAMILIES])

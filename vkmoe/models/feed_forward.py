@@ -191,7 +191,8 @@ class FeedForwardBlock:
         for index in range(1 + n_rounds):
             memory, n_experts = block.ranges, routed.n_experts
             if places and index:
-                memory, n_experts = (places.half(index),), places.n_places
+                memory = (places.half(index), *block.ranges)
+                n_experts = places.most_experts(index)
             lists = ExpertTiles(tiles.tiles, tiles.sorted_pairs, n_experts, routed.n_used, index)
             experts = TiledExperts(shape, space.params, memory, lists)
             if places and index < n_rounds:

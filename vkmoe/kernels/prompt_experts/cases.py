@@ -188,11 +188,13 @@ class TilesCase(KernelCase):
         spans = entries & ~AT_HOME
         if places := self._places:
             ways = np.zeros((len(entries) + places.n_places, 2), np.uint64)
-            ranks = np.arange(len(wanted.brought), dtype=np.uint64)
-            ranks %= np.uint64(N_HALVES * places.n_places)
-            ways[: len(ranks), 0] = spans[wanted.brought]
-            ways[: len(ranks), 1] = places.address + ranks * np.uint64(places.place_bytes)
-            spans[wanted.brought] = ways[: len(ranks), 1]
+            rounds, index = np.divmod(np.arange(len(wanted.brought)), wanted.n_each)
+            at = rounds * places.n_places + index
+            ways[at, 0] = spans[wanted.brought]
+            spans[wanted.brought] = (
+                places.address + at % (N_HALVES * places.n_places) * places.place_bytes
+            )
+            ways[at, 1] = spans[wanted.brought]
             of_ranks, behind = np.split(brought, [4 * len(ways)])
             checks.equal("brought", of_ranks.view(np.uint64).reshape(-1, 2), ways)
             checks.untouched("brought behind the last rank", behind)

@@ -139,6 +139,15 @@ class BroughtPlaces:
         """Count the rounds that all experts of a layer take."""
         return -(-self.n_experts // self.n_places)
 
+    def most_experts(self, round_index: int) -> int:
+        """Count the experts at most whose tiles are in a round, which are counted from 1.
+
+        Tiles of experts that are not brought lie evenly in the rounds before the last.
+        """
+        if round_index == self.n_rounds:
+            return self.n_places
+        return self.n_places + self.n_experts // (round_index + 1) + 1
+
     def half(self, round_index: int) -> Range:
         """Return the memory of the places of a round, which are counted from 1."""
         n_bytes = self.n_places * self.place_bytes

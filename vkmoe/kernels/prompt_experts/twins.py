@@ -6,6 +6,7 @@ A pair is one of the experts that a row chose: row * n_used + rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,8 @@ class Sorted(NamedTuple):
     tiles: NDArray[np.int64]  # [n_tiles, 3]: expert, first pair in `pairs`, count
     pairs: NDArray[np.int64]  # of experts that take part
     done: NDArray[np.bool_]  # [n_experts]
-    brought: NDArray[np.int64]  # experts, in their order: `n_places` in each round from 1 on
+    brought: NDArray[np.int64]  # experts, in their order: `n_each` in each round from 1 on
+    n_each: int
     round_starts: NDArray[np.int64]  # [N_ROUNDS + 1]: the first tile of each round
 
 
@@ -36,26 +38,35 @@ def expert_tiles(
 ) -> Sorted:
     """Sort the pairs of ids [n_rows, n_used] by expert, those of experts present and not done.
 
-    With `n_places`, experts that are `at_home` [n_experts] are brought so many at a time.
+    With `n_places`, experts that are `at_home` [n_experts] are brought, so many at a time at most,
+    and evenly in all rounds that this takes at worst. The tiles of the others lie evenly in the
+    rounds before the last of these.
     """
     chosen = ids.reshape(-1).astype(np.int64)
     order = np.argsort(chosen, kind="stable")
     pairs = order[(present & ~done)[chosen[order]]]
     experts, starts, counts = np.unique(chosen[pairs], return_index=True, return_counts=True)
     missed = at_home[experts] if n_places and at_home is not None else np.zeros(len(experts), bool)
-    round_of = np.where(missed, 1 + (np.cumsum(missed) - 1) // max(n_places, 1), 0)
-    tiles, round_starts = list[tuple[int, int, int]](), [0]
-    for index in range(N_ROUNDS):
-        for i in np.flatnonzero(round_of == index):
-            tiles += [
-                (experts[i], starts[i] + first, min(tile_columns, counts[i] - first))
-                for first in range(0, counts[i], tile_columns)
-            ]
-        round_starts.append(len(tiles))
+    most_rounds = -(-len(present) // max(n_places, 1))
+    n_each = max(1, -(-int(missed.sum()) // most_rounds))
+    rank = np.cumsum(missed) - 1
+    in_place = list[tuple[int, int, int]]()
+    rounds: list[list[tuple[int, int, int]]] = [[] for _ in range(N_ROUNDS)]
+    for i, expert in enumerate(experts):
+        tiles = [
+            (expert, starts[i] + first, min(tile_columns, counts[i] - first))
+            for first in range(0, counts[i], tile_columns)
+        ]
+        (rounds[1 + rank[i] // n_each] if missed[i] else in_place).extend(tiles)
+    n_beside = max(1, -(-int(missed.sum()) // n_each))
+    for index in range(n_beside):
+        shared = (i * n_beside // len(in_place) == index for i in range(len(in_place)))
+        rounds[index][:0] = compress(in_place, shared)
     marked = done.copy()
     marked[experts] = True
-    listed = np.array(tiles, np.int64).reshape(-1, 3)
-    return Sorted(listed, pairs, marked, experts[missed], np.array(round_starts))
+    listed = np.array([*chain(*rounds)], np.int64).reshape(-1, 3)
+    round_starts = np.cumsum([0, *map(len, rounds)])
+    return Sorted(listed, pairs, marked, experts[missed], n_each, round_starts)
 
 
 def bring_experts(
