@@ -203,7 +203,7 @@ class EngineThread:
                     return
                 continue
             news = scheduler.step()
-            for generation in news:  # nobody hears of a lost device while the model seems there
+            for generation in news:  # a lost device is news once the model counts as lost
                 if isinstance(generation.error, DeviceLostError):
                     raise generation.error
             for generation in news:
