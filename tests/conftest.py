@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -16,12 +18,38 @@ from vkmoe.gpu.device import Device
 from vkmoe.placement import remembered
 
 
+@pytest.hookimpl(tryfirst=True)  # before cases are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_to_ci(items)
+    put_in_order(items)
+
+
+def leave_to_ci(items: list[pytest.Item]) -> None:
+    """Of a test marked `sample(n)` only n cases run each time, by a hash of their names, so that
+    the choice has no pattern and a new case changes it by one at most."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("full"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        (n_cases,) = cases[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        for case in sorted(cases, key=lambda item: crc32(item.nodeid.encode()))[n_cases:]:
+            case.add_marker(pytest.mark.full)
+
+
+def put_in_order(items: list[pytest.Item]) -> None:
     """The native tests demand that no Vulkan object is alive in the process when they begin, so
     they come before every test that keeps a device or a model open for others. Then the files that
     take longest, or one of two processes would end with them alone."""
     first = ("tests/native/", "tests/swiftshader/", "tests/gpu_drivers/", "tests/selftest/")
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in first])
+
+
+def pytest_collection_finish() -> None:
+    """Many tests collect garbage to find what is left over. They need not look at thousands of
+    tests and all modules each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

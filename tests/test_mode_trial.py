@@ -67,6 +67,7 @@ def test_modes_are_measured_once_and_the_choice_is_kept(
     ("mode", "options"),
     [("cache", SLOTS), ("hybrid", SLOTS), ("resident", SHARED), ("cpu", SHARED)],
 )
+@pytest.mark.sample(2)
 def test_the_line_at_the_start_tells_which_mode_runs_and_why(
     mode: ModeName,
     options: dict[str, Any],

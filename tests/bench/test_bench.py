@@ -67,6 +67,7 @@ def positive(rows: list[dict[str, Any]]) -> bool:
     return bool(rows) and all(row["value"]["median"] > 0 and row["mode"] for row in rows)
 
 
+@pytest.mark.full
 def test_speed_beside_llama_cpp(cache: list[str]) -> None:
     """The whole protocol, against vkmoe itself behind llama-cpp-python's names."""
     few = [*TINY, *cache, "--tokens", "2", "--lengths", "3,40", "--llama-lengths", "40"]

@@ -80,6 +80,7 @@ def kept(run: Run, few: Path) -> Path:
     return few
 
 
+@pytest.mark.full
 def test_transfer(run: Run, tmp_path: Path) -> None:
     sizes = ("--copy-mib", "0.25,1", "--read-mib", "0.6")
     plot = tmp_path / "speeds.png"
@@ -97,6 +98,7 @@ def test_transfer(run: Run, tmp_path: Path) -> None:
     assert picture(plot) > 20
 
 
+@pytest.mark.full
 def test_decode_of_the_demo_model(run: Run, tmp_path: Path) -> None:
     plot = tmp_path / "tokens.png"
     few = ("--quick", "--repeats", "2", "--tokens", "2", "--expert-slots", "8")

@@ -37,6 +37,7 @@ def test_info_of_other_models_says_nothing_of_it(run: Run) -> None:
     assert "convert" not in run("info").out
 
 
+@pytest.mark.full
 def test_generate_says_it_on_stderr_unless_quiet(run: Run, model: str) -> None:
     asked = ("generate", model, "-p", "a", "--max-tokens", "1", "--ctx-size", "16")
     told = [line for line in run(*asked).err.splitlines() if "convert" in line]

@@ -77,6 +77,7 @@ def test_defaults_are_those_of_the_dataclasses(
 
 
 @pytest.mark.parametrize("item", FIELDS, ids=name_of)
+@pytest.mark.sample(16)
 def test_flag_and_variable_set_the_field(
     run: Run, fake: type[FakeLLM], item: dataclasses.Field[Any]
 ) -> None:

@@ -28,6 +28,7 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("stride", [None, 5])
+@pytest.mark.sample(1)
 def test_the_value_and_its_error_are_printed(run: Run, text: Path, stride: int | None) -> None:
     options = () if stride is None else ("--stride", str(stride))
     with LLM(TINY, ctx_size=24) as llm:

@@ -48,6 +48,7 @@ def vkmoe(*words: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=" ".join,
 )
+@pytest.mark.sample(3)
 def test_the_cpu_needs_no_vulkan(command: tuple[str, ...]) -> None:
     done = vkmoe(*command)
     assert done.returncode == 0, done.stderr

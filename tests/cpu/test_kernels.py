@@ -25,6 +25,7 @@ NOT_HERE = ("gather", "bring_experts", "expert_gate_up_keep", "expert_down_keep"
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.sample(10)
 def test_what_the_self_test_asks_of_shaders_holds_here(native: Any, family: str) -> None:
     """In all types, with the bounds of shaders, beside twins that round as ggml does."""
     info = cpu_info()

@@ -121,6 +121,7 @@ def test_all_types_are_in_it() -> None:
 
 
 @pytest.mark.parametrize("tuning", sampled(TUNINGS, "default".__eq__), indirect=True)
+@pytest.mark.full
 def test_logits_are_those_of_the_decoded_values(
     mixed: Path, decoded: tuple[Rows, NDArray[np.uint32]], tuning: Tuning | None
 ) -> None:

@@ -294,6 +294,7 @@ def keys_of(name: str) -> dict[str, str]:
     ),
 )
 @pytest.mark.usefixtures("few_bytes")
+@pytest.mark.full
 def test_every_key_may_be_extreme(name: str, tmp_path: Path) -> None:
     """What all files have is tried with the first."""
     keys, common = keys_of(name), keys_of("moe_yarn_top1")

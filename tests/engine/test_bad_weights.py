@@ -49,6 +49,7 @@ def poison(tensor: Tensor, value: float) -> Tensor:
     ["token_embd", "blk.0.attn_q", "blk.0.attn_v", "blk.1.attn_output", "blk.0.ffn_gate_exps",
      "blk.1.ffn_down_exps", "output_norm", "output"],
 )  # fmt: skip
+@pytest.mark.sample(6)
 def test_a_damaged_tensor_ends_the_generation(
     sound: Path, name: str, value: float, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def engine(path: Path) -> Iterator[Engine]:
         yield opened
 
 
+@pytest.mark.sample(1)
 def test_a_prompt_has_the_same_bits_however_it_is_cut(engine: Engine) -> None:
     """And near those of its tokens as they are decoded one by one."""
     tokens = tokens_of(engine.n_vocab)
@@ -139,6 +140,7 @@ def test_a_long_prompt_has_the_same_bits_however_it_is_cut() -> None:
     ids=["read", "promote", "gather"],
 )
 @pytest.mark.parametrize("executor", ["fused", "stepped"])
+@pytest.mark.sample(3)
 def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
     executor: Executor, ways: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ def test_an_expert_without_a_slot_crosses_the_bus_once_a_chunk(
             assert bool(in_slots) == (first > 0) and not set(spans) & set(homes)
 
 
+@pytest.mark.sample(2)
 def test_brought_experts_give_the_bits_of_those_on_the_device(engine: Engine, path: Path) -> None:
     """In all models: with biases, with gate and up of two types, in layers of other sizes."""
     if not engine.spec.moe_layers:
@@ -190,6 +193,7 @@ def test_neighbours_change_no_bit_of_a_prompt(engine: Engine) -> None:
     assert_same_bits(engine.full_logits(1)[None], wanted[1:])
 
 
+@pytest.mark.sample(2)
 def test_neighbours_change_no_bit_of_what_is_decoded(engine: Engine) -> None:
     assert engine.max_decode_rows == 8
     tokens = tokens_of(engine.n_vocab)
@@ -331,6 +335,7 @@ def least_pool(mixed: Path) -> str:
 
 
 @pytest.mark.parametrize("row", PLACEMENTS, ids=["-".join(map(str, row)) for row in PLACEMENTS])
+@pytest.mark.sample(4)
 def test_no_placement_cut_or_neighbour_changes_a_bit(
     row: Row, mixed: Path, resident: tuple[Rows, int], least_pool: str
 ) -> None:

@@ -61,6 +61,7 @@ def decoded(engine: Engine, tokens: list[int]) -> Rows:
     return rows(engine, tokens)
 
 
+@pytest.mark.sample(2)
 def test_rows_of_prompts_keep_their_bits(opened: tuple[str, Engine]) -> None:
     """However a prompt is cut, in any region, and going on from a copied one."""
     _, engine = opened
@@ -75,6 +76,7 @@ def test_rows_of_prompts_keep_their_bits(opened: tuple[str, Engine]) -> None:
     assert difference <= Q8_ROUNDING * np.abs(wanted).max()
 
 
+@pytest.mark.sample(3)
 def test_rows_that_are_decoded_keep_their_bits(opened: tuple[str, Engine], device: str) -> None:
     """Beside rows of other sequences, and with experts that are not on the device; near f32."""
     name, engine = opened

@@ -48,6 +48,7 @@ def in_sample(name: str, way: str) -> bool:
     ("name", "way"),
     sampled(product(with_experts(NAMES), WAYS), lambda case: in_sample(*case)),
 )
+@pytest.mark.sample(3)
 def test_tiny_models_agree_with_transformers(name: str, way: str) -> None:
     wanted = expected(name)
     ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
@@ -91,6 +92,7 @@ def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
         ]
 
 
+@pytest.mark.sample(2)
 def test_neither_threads_nor_cuts_nor_neighbours_change_a_bit(engines: list[Engine]) -> None:
     """Of prompts, which move nothing; then of the tokens that come first after them."""
     n_vocab = engines[0].n_vocab

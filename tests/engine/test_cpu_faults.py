@@ -99,6 +99,7 @@ def test_a_part_of_a_chain_that_did_not_run_is_noticed(llm: LLM) -> None:
     ),
 )
 @pytest.mark.parametrize("result", ["VK_ERROR_OUT_OF_HOST_MEMORY", "VK_ERROR_DEVICE_LOST"])
+@pytest.mark.sample(2)
 def test_a_call_of_the_chain_that_fails_is_one_error(call: str, result: str) -> None:
     with LLM(model_path("moe_plain"), ctx_size=64, **WAYS["all"]) as llm:
         if call != "vkCreateSemaphore":

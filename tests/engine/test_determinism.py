@@ -48,6 +48,7 @@ def open_and_run(path: Path, tuning: Tuning | None = None) -> Rows:
         return rows(engine, TOKENS)
 
 
+@pytest.mark.sample(1)
 def test_the_same_run_twice_gives_the_same_bits(mixed: Path, tuning: Tuning | None) -> None:
     with Engine(mixed, CONFIG, tuning=tuning) as engine:
         first = rows(engine, TOKENS)
@@ -69,6 +70,7 @@ def test_a_shorter_context_and_what_was_there_before_do_not_matter(mixed: Path) 
         assert_same_bits(rows(engine, TOKENS[:8]), wanted)
 
 
+@pytest.mark.sample(1)
 def test_the_size_of_the_context_does_not_matter(mixed: Path, tuning: Tuning | None) -> None:
     """At positions of several splits, in a context that they fill and in a larger one."""
     tokens = (TOKENS * 8)[:80]
@@ -121,6 +123,7 @@ def test_the_order_between_barriers_does_not_matter(mixed: Path, order: Reorder)
 
 
 @pytest.mark.parametrize(("n_shared", "n_reused"), [(6, 6), (0, 0), (12, 11)])
+@pytest.mark.sample(2)
 def test_a_reused_prefix_changes_nothing(mixed: Path, n_shared: int, n_reused: int) -> None:
     """Twelve tokens, of which the first `n_shared` were processed before."""
     second = TOKENS[12:24]

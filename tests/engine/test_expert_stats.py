@@ -192,6 +192,7 @@ def test_ctrl_c_leaves_the_statistics_of_the_tokens_before(mode: str, stats: Pat
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.sample(1)
 def test_a_lost_device_leaves_statistics_and_profile(mode: str, stats: Path) -> None:
     profile = stats.with_name("profile")
     with (
@@ -211,6 +212,7 @@ def test_a_lost_device_leaves_statistics_and_profile(mode: str, stats: Path) -> 
     ("mode", "name"),
     [("device", "none/s"), ("host", "folder"), ("cache", "none/s"), ("cache", "folder")],
 )
+@pytest.mark.sample(1)
 def test_an_unwritable_path_costs_neither_text_nor_memory(
     mode: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_program_that_ran_half_is_refused_too(llm: LLM) -> None:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("call", ["vkQueueSubmit", "vkWaitForFences"])
 @pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.sample(2)
 def test_a_lost_device_is_told_once(call: str, after: int) -> None:
     llm = LLM(TINY, ctx_size=64)
     right = right_text(llm)
@@ -197,6 +198,7 @@ def test_a_lost_device_is_told_once(call: str, after: int) -> None:
         ),
     ],
 )
+@pytest.mark.sample(2)
 def test_a_failure_while_loading(call: str, after: int, result: str, error: type[GpuError]) -> None:
     native.inject_failure(call, after, result)
     config = EngineConfig(ctx_size=32, expert_mode="resident")  # else less is tried
@@ -237,6 +239,7 @@ def failure_of_opening(config: EngineConfig) -> BaseException | None:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("places", [(0, 6), pytest.param(GROWING, marks=pytest.mark.full)], ids=len)
 @pytest.mark.parametrize("call", sampled(CREATIONS, CREATIONS[::4].__contains__))
+@pytest.mark.sample(2)
 def test_no_memory_at_any_call_is_one_clear_error(
     call: str, places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def least_host_pool(name: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES.values(), ids=CASES)
+@pytest.mark.sample(2)
 def test_rows_of_a_chunk_have_the_logits_of_prompts_that_end_there(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

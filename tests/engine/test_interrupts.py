@@ -115,6 +115,7 @@ def moved(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize("way", sampled(WAYS, ("small pool, overlap", "cpu").__contains__))
+@pytest.mark.sample(1)
 def test_ctrl_c_at_any_checkpoint_changes_no_bit(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(TINY, config_of(way), checks=True) as fresh:
         wanted = logits_of(fresh)

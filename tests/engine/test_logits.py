@@ -72,6 +72,7 @@ SAMPLE = (("lanes", "olmoe_one_kv_head"), ("lanes+subgroup", "deepseek2_v3"))
     sampled(CASES, lambda case: case[0] == "default" or case in SAMPLE),
     indirect=["tuning"],
 )
+@pytest.mark.sample(8)
 def test_tiny_models_agree_with_transformers(name: str, tuning: Tuning | None) -> None:
     wanted = expected(name)
     ctx_size = int(wanted["ctx_size"]) if "ctx_size" in wanted else None
@@ -103,6 +104,7 @@ def test_every_kind_of_model_is_among_them() -> None:
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.sample(3)
 def test_an_f16_cache_changes_little(name: str) -> None:
     wanted = expected(name)
     with Engine(model_path(name), EngineConfig()) as engine:
@@ -128,6 +130,7 @@ def test_the_largest_logits_are_those_of_the_full_row() -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.sample(1)
 def test_the_demo_model_in_f32_agrees_with_transformers(
     phase: Phase, shared: Path, tmp_path: Path
 ) -> None:
@@ -176,6 +179,7 @@ def heldout(
 @pytest.mark.parametrize(
     ("prefix", "least_same", "most_nll"), [("quantised", 0.97, 3e-3), ("decoded", 0.995, 3e-4)]
 )
+@pytest.mark.sample(2)
 def test_the_demo_model_agrees_with_llama_cpp(
     heldout: tuple[NDArray[np.int64], NDArray[np.float64]],
     prefix: str,

@@ -136,6 +136,7 @@ def check_work(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("choice", sampled(CHOICES, SAMPLE.__contains__))
+@pytest.mark.sample(1)
 def test_no_heap_holds_more_than_planned(choice: str, asked: Asked) -> None:
     options = CHOICES[choice]
     if EngineConfig(**options).mode in ("cpu", "hybrid"):
@@ -167,6 +168,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["copied", "gathered and kept", "gathered", "kept", "small pool"],
 )
+@pytest.mark.sample(2)
 def test_slots_of_several_sizes_are_planned(
     mixed: Path, options: dict[str, Any], asked: Asked
 ) -> None:

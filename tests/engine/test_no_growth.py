@@ -28,6 +28,7 @@ def invented(**last: Any) -> list[Sample]:
 
 
 @pytest.mark.parametrize("way", THREADS)
+@pytest.mark.sample(1)
 def test_two_hundred_tokens_leave_the_process_as_it_was(way: str) -> None:
     """With two slots in each layer, so that experts come and go all the time."""
     options, n_threads = options_of(way, TINY, n_slots=2), threading.active_count()

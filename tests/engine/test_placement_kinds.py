@@ -37,6 +37,7 @@ def least_pool(engine: Engine) -> str:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.sample(3)
 def test_where_experts_lie_does_not_matter(name: str) -> None:
     tokens = expected(name)["tokens"][:N_TOKENS].tolist()
     with Engine(model_path(name), EngineConfig(ctx_size=64)) as engine:

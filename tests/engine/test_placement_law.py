@@ -218,6 +218,7 @@ def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
 
 
 @pytest.mark.parametrize("n_layers", [0, 1, 99])
+@pytest.mark.sample(3)
 def test_layers_in_host_memory_change_no_bit(model: Path, wanted: Rows, n_layers: int) -> None:
     """Neither alone nor where experts move, too; more layers than there are means all."""
     for slots in (None, 3):

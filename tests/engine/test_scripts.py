@@ -132,6 +132,7 @@ def run_script(engine: Engine, seed: int) -> list[tuple[Request, Watched]]:
 @pytest.mark.usefixtures("own_device")
 @pytest.mark.parametrize("n_scripts", [8, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.sample(2)
 def test_every_reply_equals_the_one_generated_alone(
     place: str, n_scripts: int, alone: Callable[[Request], Reply]
 ) -> None:

@@ -90,6 +90,7 @@ def assert_agrees(engine: Engine, result: SimulationResult) -> None:
     ids=["layer", "global", "uneven", "manual", "profile", "all",
          "no prefetch", "slru", "stepped"],
 )  # fmt: skip
+@pytest.mark.sample(3)
 def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any], seed: Any) -> None:
     """Two prompts one after the other through one cache."""
     config, model = EngineConfig(ctx_size=64, **options), demo_model_path()
@@ -107,6 +108,7 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
 
 
 @pytest.mark.parametrize("host_pool", ["15000KiB", "17MiB", "22MiB"])
+@pytest.mark.sample(1)
 def test_where_experts_exchange_places(tmp_path: Path, host_pool: str) -> None:
     """With a few places to spare, with many, and with nearly all homes."""
     config = EngineConfig(ctx_size=64, expert_slots=12, host_pool=host_pool)
@@ -236,6 +238,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Path, int, 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.sample(3)
 def test_with_every_policy_and_choice(
     opened: tuple[Engine, Path, int, SlotSharing], policy: PolicyName, tmp_path: Path
 ) -> None:

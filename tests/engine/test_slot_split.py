@@ -104,6 +104,7 @@ def planned_with(path: Path, capsys: pytest.CaptureFixture[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_a_skewed_file_splits_slots_fills_them_and_moves_no_bit(
     kind: str, even: Found, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

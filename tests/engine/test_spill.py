@@ -62,6 +62,7 @@ def discrete(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mebibytes", [20, 8, 2])
+@pytest.mark.sample(1)
 def test_experts_that_are_refused_get_fewer_slots(
     mebibytes: int,
     discrete: None,

@@ -52,6 +52,7 @@ def prompt_of(index: int) -> list[int]:
 
 
 @pytest.mark.parametrize("n_calls", [25, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.sample(1)
 def test_replies_of_threads_are_those_of_calls_made_alone(llm: LLM, n_calls: int) -> None:
     def reply(thread: int, call: int) -> list[int]:
         return llm.generate(prompt_of(thread), seed=call % 5, **OPTIONS).token_ids

@@ -17,10 +17,11 @@ from vkmoe.gpu.program import MEMORY, Dispatch, Program
 from vkmoe.llm import LLM, demo_model_path
 
 PROMPT = "def add(a, b):\n"
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture(scope="module", params=["demo", "moe_yarn_top1", "moe_all_experts", *ONE_OF_EACH])
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+def llm(request: pytest.FixtureRequest, one_device: None) -> Iterator[LLM]:
     path: Path = demo_model_path() if request.param == "demo" else model_path(request.param)
     with LLM(path, validation=True, ctx_size=64) as opened:
         yield opened
@@ -151,6 +152,7 @@ def test_a_mixed_run_is_silent(how: str) -> None:
         assert llm.engine.device.validation_messages() == []
 
 
+@pytest.mark.usefixtures("own_device")
 @pytest.mark.parametrize("phase", ["decode", "prompt"])
 @pytest.mark.parametrize("where", ["attention", "logits"])
 def test_a_missing_barrier_is_reported(where: str, phase: Phase) -> None:
@@ -171,6 +173,7 @@ def test_a_missing_barrier_is_reported(where: str, phase: Phase) -> None:
         assert any("SYNC-HAZARD-READ-AFTER-WRITE" in message for message in messages)
 
 
+@pytest.mark.usefixtures("own_device")
 def test_closing_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     n_closed = 0

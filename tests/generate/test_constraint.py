@@ -170,6 +170,7 @@ def longest_blank(text: str) -> int:
     ],
     scope="module",
 )
+@pytest.mark.sample(6)
 def test_replies_that_end_are_what_a_schema_describes(
     name: str, kind: str, constraints: Constraints
 ) -> None:

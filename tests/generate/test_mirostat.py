@@ -56,6 +56,7 @@ class Plain:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(("tau", "eta"), [(5.0, 0.1), (2.0, 0.5), (0.5, 1.0), (9.0, 0.05)])
+@pytest.mark.sample(3)
 def test_tokens_are_those_of_a_plain_mirostat(version: int, tau: float, eta: float) -> None:
     config = SamplingConfig(
         temp=0.9, mirostat=version, mirostat_tau=tau, mirostat_eta=eta, repeat_penalty=50.0

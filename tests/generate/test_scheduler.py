@@ -95,6 +95,7 @@ def random_request(draw: random.Random, prefixes: Sequence[list[int]]) -> Reques
 
 
 @pytest.mark.parametrize("seed", range(50))
+@pytest.mark.sample(20)
 def test_every_reply_equals_the_one_generated_alone(seed: int, tiny_tokenizer: Tokenizer) -> None:
     """Random arrivals, cancellations and ends over four regions; some go on from a reply."""
     draw = random.Random(seed)

@@ -35,6 +35,7 @@ def test_every_gpu_is_given_the_memory_queues_and_mapping_stored_for_it(
 
 
 @pytest.mark.parametrize("gpu", EVERY_GPU)
+@pytest.mark.sample(1)
 def test_a_device_that_computes_nothing_gives_one_error_and_no_text(
     drivers: Path, gpu: str
 ) -> None:

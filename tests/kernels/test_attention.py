@@ -88,6 +88,7 @@ def run_positions(
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.sample(8)
 def test_cpu_mapping(runner: Runner, name: str) -> None:
     shape = SHAPES[name]
     run_positions(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2))
@@ -116,6 +117,7 @@ def test_teams_that_are_subgroups(device: Device, runner: Runner, name: str) -> 
         "40 + 8, five heads",
     ],
 )
+@pytest.mark.sample(4)
 def test_gpu_mapping(runner: Runner, name: str) -> None:
     """Several teams per workgroup, lanes left over, heads of one group in several workgroups, lanes
     with more of a row than of a value.
@@ -125,6 +127,7 @@ def test_gpu_mapping(runner: Runner, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3 f32", "64 + 32, f32"])
+@pytest.mark.sample(1)
 def test_several_subgroups(device: Device, runner: Runner, name: str) -> None:
     """Two teams that are subgroups, and the same variant where teams and subgroups differ."""
     shape = SHAPES[name]

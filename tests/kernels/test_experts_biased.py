@@ -36,6 +36,7 @@ every_use = pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 
 @both_mappings
 @every_use
+@pytest.mark.sample(2)
 def test_gate_and_up_with_biases(runner: Runner, use: Use, tuning: Tuning) -> None:
     """In one dispatch and in two, with either activation; a kept slot keeps its biases too."""
     activation: Activation = "silu" if use.routed and use.kept is None else "swiglu_oai"

@@ -60,6 +60,7 @@ def least_columns(kind: str) -> int:
 
 @both_mappings
 @pytest.mark.parametrize("use", [ALL, NONE, BIASED], ids=["all", "none", "biased"])
+@pytest.mark.sample(2)
 def test_any_number_of_slots_is_kept(runner: Runner, use: Use, tuning: Tuning) -> None:
     """With biases they are kept too."""
     GateUpCase(tuning, ("Q8_0", "Q6_K"), use, 7, 768).run(runner).verify()

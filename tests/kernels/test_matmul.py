@@ -68,6 +68,7 @@ def test_numbers_of_rows(runner: Runner, tuning: Tuning, n: int) -> None:
 
 
 @by_mapping
+@pytest.mark.sample(2)
 def test_gaps_and_biases(runner: Runner, tuning: Tuning) -> None:
     segments = (("Q4_K", 5), ("Q6_K", 3), ("Q6_K", 4), ("Q6_K", 1), ("Q6_K", 7), ("F32", 2))
     batch = rows(*range(6), spare=1)
@@ -81,6 +82,7 @@ def test_heads(runner: Runner, tuning: Tuning) -> None:
 
 
 @every_type
+@pytest.mark.sample(2)
 def test_experts(runner: Runner, kind: str) -> None:
     """Of six experts each row uses three; one, two and three types take turns with the mappings."""
     i = WEIGHT_TYPES.index(kind)
@@ -93,6 +95,7 @@ def test_experts(runner: Runner, kind: str) -> None:
 @pytest.mark.parametrize(
     "types", [("Q4_K", "Q6_K"), *elsewhere((("Q4_K", "Q4_K"),), (("Q4_K",),))], ids=str
 )
+@pytest.mark.sample(1)
 def test_experts_as_gpt_oss_has_them(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
 ) -> None:
@@ -102,6 +105,7 @@ def test_experts_as_gpt_oss_has_them(
 
 @by_mapping
 @pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q6_K",)])
+@pytest.mark.sample(3)
 def test_a_fixed_span(runner: Runner, tuning: Tuning, types: tuple[str, ...]) -> None:
     """One expert for all rows, more of them than a tile has."""
     ExpertMatmulCase(tuning, types, 35, 256, rows(*range(40), spare=5)).run(runner).verify()
@@ -109,6 +113,7 @@ def test_a_fixed_span(runner: Runner, tuning: Tuning, types: tuple[str, ...]) ->
 
 @by_mapping
 @pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q6_K",)])
+@pytest.mark.sample(3)
 def test_all_rows_choose_the_same_experts(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
 ) -> None:
@@ -163,6 +168,7 @@ def test_a_matrix_row_has_the_same_bits_at_any_place(runner: Runner, tuning: Tun
 @pytest.mark.parametrize(
     "types", [("Q4_K", "Q6_K"), *elsewhere((("Q4_K", "Q4_K"),), (("Q6_K",),))], ids=str
 )
+@pytest.mark.sample(2)
 def test_a_pair_has_the_same_bits_among_any_others(
     runner: Runner, tuning: Tuning, types: tuple[str, ...]
 ) -> None:

@@ -89,6 +89,7 @@ def step(case: Prompts, batch: PromptBatch) -> NDArray[np.float32]:
 
 @both_walks
 @pytest.mark.parametrize("name", sampled(SHAPES, ("gpt-oss q8_0, f16", "deepseek2").__contains__))
+@pytest.mark.sample(2)
 def test_chunks_of_two_sequences(runner: Runner, name: str, walk: str) -> None:
     """A prompt in chunks, another beside it, both in one chunk, and rows from the middle."""
     case = case_of(runner, name, walk)
@@ -131,6 +132,7 @@ def outputs(case: Prompts, batch: PromptBatch, cuts: Sequence[int]) -> NDArray[n
 
 @both_walks
 @pytest.mark.parametrize("name", [*OF_ANY_KIND, *OF_Q8])
+@pytest.mark.sample(4)
 def test_no_cut_changes_a_bit(runner: Runner, name: str, walk: str) -> None:
     """100 positions: in the longest chunks, row by row, and cut at random; caches too."""
     rng, results = np.random.default_rng(1), []

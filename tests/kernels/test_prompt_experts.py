@@ -62,6 +62,7 @@ Floats = NDArray[np.float32]
     ],
     ids=str,
 )
+@pytest.mark.sample(16)
 def test_pairs_are_sorted(
     runner: Runner, tuning: Tuning, shape: RouterShape, n_rows: int, n_in_use: int, how: str
 ) -> None:

@@ -37,6 +37,7 @@ def check(runner: Runner, case: RouterCase, *logits: NDArray[np.float32]) -> Non
 
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.sample(10)
 def test_random_logits(runner: Runner, tuning: Tuning, shape: RouterShape) -> None:
     """Some of them with ties."""
     RouterCase(tuning, shape).run(runner).verify()

@@ -49,6 +49,7 @@ def tuning_of(shape: RouterShape, turn: int) -> Tuning:
 
 
 @pytest.mark.parametrize("shape", BIASED, ids=shape_id)
+@pytest.mark.sample(3)
 def test_biased_choice(runner: Runner, shape: RouterShape) -> None:
     case = RouterCase(tuning_of(shape, 0), shape, bias=random_normal_bias(shape.n_experts))
     check(runner, case, case.random_logits(1))

@@ -61,6 +61,7 @@ def of_heads(tuning: Tuning, kind: str) -> MatvecCase:
 
 
 @every_mapping
+@pytest.mark.full
 def test_matrices(runner: Runner, tuning: Tuning) -> None:
     """Batches of 2, 4 and 8 rows, of which four have one that is inert; of others, of one size."""
     RowsCase(of_matrices(tuning, ("Q4_K", 5), ("Q4_K", 3), ("Q8_0", 7))).run(runner).verify()
@@ -182,6 +183,7 @@ def _params(rows: list[Row], n_rows: int) -> NDArray[np.uint32]:
 @pytest.mark.parametrize("mapping", ["blocks", "lanes"])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("which", sampled(BATCHES, "mixed".__eq__))
+@pytest.mark.sample(4)
 def test_attention_of_rows_is_that_of_one_after_the_other(
     device: Device, which: str, name: str, mapping: str
 ) -> None:

@@ -59,6 +59,7 @@ def test_the_profiles_are_there() -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("profile_name", PROFILES)
+@pytest.mark.sample(35)
 def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str) -> None:
     """Where one is refused, the error says what is needed, what there is, and what to try."""
     profile, model = read_profile(profile_name), model_of(name)

@@ -87,6 +87,7 @@ def each_of(machines: Sequence[Machine]) -> pytest.MarkDecorator:
 
 
 @each_model
+@pytest.mark.sample(2)
 def test_no_byte_is_read_from_the_file_where_card_and_ram_hold_the_model(
     name: str, best: Plan
 ) -> None:
@@ -103,6 +104,7 @@ def test_nor_where_the_cpu_computes_none_and_they_just_hold_it(
 
 
 @each_model
+@pytest.mark.sample(2)
 def test_the_card_is_used_wherever_not_all_experts_fit(name: str, best: Plan) -> None:
     for machine in MACHINES:
         made = best(name, machine).plan
@@ -168,6 +170,7 @@ def count_of_slower(
 
 
 @each_of(MACHINES)
+@pytest.mark.sample(5)
 def test_no_plan_is_slower_than_the_same_with_any_single_option_changed(
     name: str, machine: Machine, models: dict[str, ModelFile], best: Plan
 ) -> None:
@@ -177,6 +180,7 @@ def test_no_plan_is_slower_than_the_same_with_any_single_option_changed(
 
 
 @each_of(TIGHT)
+@pytest.mark.sample(2)
 def test_nor_with_less_host_memory_where_the_cpu_computes_none(
     name: str, machine: Machine, models: dict[str, ModelFile]
 ) -> None:

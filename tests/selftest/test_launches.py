@@ -177,6 +177,7 @@ def test_what_is_measured_of_a_model_is_what_its_programs_launch(
 @pytest.mark.parametrize(
     "work", [MatrixWork("matvec", "Q6_K", 24, 512), MatrixWork("expert_down", "MXFP4", 16, 256, 2)]
 )
+@pytest.mark.sample(2)
 def test_a_gpu_is_measured_with_cold_caches_in_every_launch_it_allows(
     device: Device, work: MatrixWork, clock: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,18 +58,17 @@ def own(device: Device) -> Tuning:
 
 
 def variants() -> Iterator[Any]:
-    """Of each kernel and mapping one variant, whose types take turns; CI runs the others too.
+    """Of each kernel one variant at least, whose types and mappings take turns; CI runs all.
 
     Those of `tools/test --quick` are always among them.
     """
-    found = sorted(compiled_variants(), key=lambda each: (each.family, each.suffix))
-    groups = [list(group) for _, group in groupby(found, lambda each: (each.family, each.suffix))]
+    found = sorted(compiled_variants(), key=lambda each: each.family)
+    groups = [list(group) for _, group in groupby(found, lambda each: each.family)]
     for turn, group in enumerate(groups):
-        for i, variant in enumerate(group):
-            often = i == 3 * turn % len(group) or variant.name.endswith(
-                (".q4_k+blocks", "embed.q4_k")
-            )
-            marks = [pytest.mark.full] * (not often)
+        quick = [each for each in group if each.name in (each.family, f"{each.family}.q4_k+blocks")]
+        often = quick or [group[3 * turn % len(group)]]
+        for variant in group:
+            marks = [pytest.mark.full] * (variant not in often)
             yield pytest.param(variant, id=variant.name, marks=marks)
 
 
@@ -143,6 +142,7 @@ def test_a_variant_without_a_case_is_a_failure(device: Device, own: Tuning) -> N
         ("candidates_merge", "nothing"),
     ],
 )
+@pytest.mark.sample(8)
 def test_a_wrong_kernel_is_found(
     device: Device,
     own: Tuning,

@@ -99,6 +99,7 @@ def ask_for_much(server: Served, kept: str) -> tuple[socket.socket, int]:
     return connection, int(answer.partition(b"content-length: ")[2].split()[0])
 
 
+@pytest.mark.full
 def test_an_answer_that_is_taken_slowly_is_whole(hurried: Served) -> None:
     """The time for the next request begins when the client has all of the answer."""
     connection, n_bytes = ask_for_much(hurried, "keep-alive")

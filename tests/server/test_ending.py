@@ -124,6 +124,7 @@ def test_a_model_that_is_still_being_loaded_is_not_waited_for() -> None:
     assert len(calls) == 1  # of many, where all of it is loaded
 
 
+@pytest.mark.full
 def test_the_limit_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
     """With one signal: two replies run, thirty wait; records are written, the exit code is 0."""
     stats, profile = tmp_path / "stats.json", tmp_path / "profile.json"

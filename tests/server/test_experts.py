@@ -44,6 +44,7 @@ def events(
     return found
 
 
+@pytest.mark.full
 def test_changes_while_a_text_goes_on_leave_it_as_it_is(cached: Served) -> None:
     wanted = cached.post("/v1/completions", ASKED).json()["choices"][0]["text"]
     texts: list[str] = []

@@ -285,6 +285,7 @@ def test_there_are_five_hundred() -> None:
 @pytest.mark.parametrize(
     "bodies", [fields, bytes_of_bodies, conversations], ids=lambda each: each.__name__
 )
+@pytest.mark.sample(1)
 def test_hostile_bodies_are_answered(watched: Served, bodies: Any) -> None:
     """With an error of the request, or a reply where there was nothing wrong after all."""
     wrong = []

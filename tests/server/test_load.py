@@ -73,6 +73,7 @@ def events_of(lines: list[str]) -> list[dict[str, Any]]:
     [(64, 20, None), (1, 4, "vulkan")],
     ids=["all", "some refused"],
 )
+@pytest.mark.sample(1)
 def test_replies_under_load_are_those_alone(
     max_queue: int, n_requests: int, device: str | None
 ) -> None:

@@ -67,6 +67,7 @@ def test_the_server_sends_it(server: Served) -> None:
     ],
     ids=lambda each: getattr(each, "label", None) or each.value,
 )
+@pytest.mark.sample(10)
 def test_answers_are_those_of_the_document(server: Served, operation: Any, mode: Any) -> None:
     """Requests that it allows, and those that it does not."""
     settled = settings(

@@ -49,6 +49,7 @@ def test_kernel_tests_pass(swiftshader: dict[str, str]) -> None:
         pytest.param("mxfp4", 2 * 6 + 1, marks=pytest.mark.full),
     ],
 )
+@pytest.mark.sample(1)
 def test_selftest_passes(swiftshader: dict[str, str], only: str, least: int) -> None:
     """Mappings that add over subgroups need 64-bit integers, which this driver lacks."""
     report = vkmoe(swiftshader, "selftest", "--only", only)

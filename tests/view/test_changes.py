@@ -52,6 +52,7 @@ def random_change(random_: random.Random, least: int, pinned: list[list[int]]) -
 
 
 @pytest.mark.parametrize("way", sampled(CHANGEABLE, SAMPLE.__contains__))
+@pytest.mark.sample(1)
 def test_changes_do_not_change_the_answer(way: str, tokens: list[int], wanted: Rows) -> None:
     """Of logits no bit; and what was changed holds."""
     random_, found, counts = random.Random(way), [], dict.fromkeys(("slots", "policy", "pin"), 0)
@@ -93,6 +94,7 @@ def of_prompt(tokens: list[int]) -> Rows:
 
 
 @pytest.mark.parametrize("way", sampled(CHANGEABLE, SAMPLE.__contains__))
+@pytest.mark.sample(1)
 def test_changes_do_not_change_a_prompt(way: str, tokens: list[int], of_prompt: Rows) -> None:
     with opened(way, moe_warmpin=0) as engine:
         view = ExpertView(engine)

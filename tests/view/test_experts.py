@@ -70,6 +70,7 @@ def places_of(engine: Engine) -> list[str]:
 
 
 @pytest.mark.parametrize("way", sampled(WAYS, SAMPLE.__contains__))
+@pytest.mark.sample(2)
 def test_a_snapshot_and_its_deltas_give_the_next_snapshot(way: str) -> None:
     with opened(way) as engine:
         view, tokens = ExpertView(engine), random_tokens(engine.n_vocab, 36)
@@ -145,6 +146,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("way", sampled(REASONS, SAMPLE.__contains__))
+@pytest.mark.sample(1)
 def test_moves_say_why(way: str) -> None:
     with opened(way) as engine:
         view = ExpertView(engine)

@@ -170,6 +170,7 @@ def test_without_tokens_nothing_is_claimed() -> None:
 
 @pytest.mark.usefixtures("one_device", "cpu_native")
 @pytest.mark.parametrize("way", sampled(WAYS, SAMPLE.__contains__))
+@pytest.mark.sample(2)
 def test_an_engine_says_where_its_time_went(way: str) -> None:
     with opened(way) as engine:
         view, tokens = ExpertView(engine), random_tokens(engine.n_vocab, 30)

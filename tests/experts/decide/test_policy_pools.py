@@ -31,6 +31,7 @@ def test_a_busy_layer_does_not_starve_the_others(name: PolicyName) -> None:
 
 
 @pytest.mark.parametrize("floor", [0, 2])
+@pytest.mark.sample(3)
 def test_many_newcomers_at_once_get_what_they_get_one_by_one(name: PolicyName, floor: int) -> None:
     rng = np.random.default_rng(8)
     for capacity in (1, 6, 9, 14):

@@ -159,6 +159,7 @@ class PolicyMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("n_scripts", [8, pytest.param(100, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("capacity", "floor"), [(1, 0), (8, 0), (12, 2)])
 @pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.sample(6)
 def test_random_operations_keep_every_rule(
     name: PolicyName, capacity: int, floor: int, n_scripts: int
 ) -> None:

@@ -51,6 +51,7 @@ def test_nothing_moves_while_everything_hits(make: MakeRig) -> None:
 @pytest.mark.parametrize("policy", ["lru", "forecast"])
 @pytest.mark.parametrize("allocation", ["layer", "global"])
 @pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.sample(4)
 def test_what_the_token_used_is_never_thrown_out_for_it(
     make: MakeRig, policy: PolicyName, allocation: str, slots: int
 ) -> None:

@@ -29,6 +29,7 @@ def n_written_back(rig: Rig) -> int:
 @pytest.mark.parametrize("n_landing", [0, 2])
 @pytest.mark.parametrize("allocation", ["layer", "global"])
 @pytest.mark.parametrize("policy", [FULL("lru"), "forecast"])
+@pytest.mark.sample(4)
 def test_experts_exchange_places_and_every_byte_is_right(
     make: MakeRig, policy: str, allocation: str, n_landing: int, delay: int | None
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_lost_device_is_passed_on(make: MakeRig) -> None:
 
 @pytest.mark.parametrize("n_landing", [0, 2])
 @pytest.mark.parametrize("delay", [None, 1])
+@pytest.mark.sample(2)
 def test_slots_come_and_go_as_far_as_host_memory_has_room(
     make: MakeRig, delay: int | None, n_landing: int
 ) -> None:

@@ -17,6 +17,7 @@ from vkmoe.experts.store.copies import Copy, CopyBudget, QueueFullError, Upload
 @pytest.mark.parametrize("delay", [None, FULL(0), 2])
 @pytest.mark.parametrize("slots", [0, FULL(1), 3])
 @pytest.mark.parametrize("host_slots", [N_USED, 5, 16])
+@pytest.mark.sample(4)
 def test_every_layer_reads_the_right_bytes(
     make: MakeRig, host_slots: int, slots: int, delay: int | None
 ) -> None:

@@ -182,6 +182,7 @@ def hits_of(trace: Trace, slots: Sequence[int]) -> float:
 
 @pytest.mark.parametrize("n_slots", [12, 16, 20])
 @pytest.mark.parametrize("source", ["trace", "counts"])
+@pytest.mark.sample(2)
 def test_what_is_known_of_one_text_serves_the_next(source: str, n_slots: int) -> None:
     """Of layers that differ: with as many slots in all, more hits than an even split has."""
     learned = trace_of(zipf(SKEWS, 2000, 1), 32)

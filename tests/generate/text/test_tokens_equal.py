@@ -67,6 +67,7 @@ def test_every_vocabulary_there_is_tested(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("name", THERE, scope="module")
+@pytest.mark.sample(3)
 def test_the_published_ids(shared: Path, name: str, subject: Tokenizer) -> None:
     for text, ids in published(shared, name):
         for parse_special in (True, False):
@@ -76,6 +77,7 @@ def test_the_published_ids(shared: Path, name: str, subject: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
+@pytest.mark.sample(8)
 def test_difficult_strings_become_what_llama_cpp_makes_of_them(
     name: str, subject: Tokenizer
 ) -> None:
@@ -93,6 +95,7 @@ def test_difficult_strings_become_what_llama_cpp_makes_of_them(
 
 
 @pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
+@pytest.mark.sample(7)
 def test_a_text_becomes_the_same_where_it_may_be_cut(name: str, subject: Tokenizer) -> None:
     """So that long ones are encoded in pieces: difficult strings in random order."""
     codec, draw = subject._codec, random.Random(5)  # cuts are not what callers see
@@ -111,6 +114,7 @@ def test_a_text_becomes_the_same_where_it_may_be_cut(name: str, subject: Tokeniz
 
 
 @pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
+@pytest.mark.sample(6)
 def test_a_text_has_no_fewer_tokens_than_its_bytes_say(name: str, subject: Tokenizer) -> None:
     for raw in golden("strings") + golden(name)["special"]:
         text = raw.encode("latin-1").decode(errors="replace")

@@ -202,6 +202,7 @@ PARTS = [
        streams=st.booleans(), in_thought=st.booleans(), end=st.integers(0, 400),
        is_cut=st.booleans())  # fmt: skip
 @settings(max_examples=150, deadline=None)
+@pytest.mark.sample(4)
 def test_no_cut_of_any_reply_changes_it(
     name: FamilyName,
     parts: list[str],

@@ -233,6 +233,7 @@ def test_a_server_that_is_gone_is_looked_for(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.sample(1)
 def test_no_part_is_wider_than_the_window_and_keys_reach_all(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
     scripted(page, {"content": f"```\n{'long ' * 100}\n```\n\n{'x' * 400}\n\n|a|b|\n|-|-|\n|c|d|"})

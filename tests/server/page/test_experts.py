@@ -42,6 +42,7 @@ def generating(served: Served, texts: list[str]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.full
 def test_the_map_moves_while_a_text_is_generated_and_rests_after_it(
     shown: Page, cached: Served
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_keyboard_pins_an_expert_and_a_button_unpins_it(shown: Page, cached:
     assert cached.client.get("/experts").json()["pinned"][1] == []
 
 
+@pytest.mark.full
 def test_slots_and_policy_changed_while_a_text_streams_leave_it_as_it_is(
     shown: Page, cached: Served
 ) -> None:
@@ -183,6 +185,7 @@ def test_a_snapshot_with_deltas_over_it_is_the_next_snapshot(shown: Page) -> Non
 
 @pytest.mark.parametrize("shape", [(4, 8), (16, 64), (94, 256)])
 @pytest.mark.parametrize("width", [340, 540])
+@pytest.mark.sample(2)
 def test_cells_fill_the_map_at_every_size(shown: Page, shape: tuple[int, int], width: int) -> None:
     """Every cell is found again at its middle, none covers another, and the map is never high."""
     found = shown.evaluate(

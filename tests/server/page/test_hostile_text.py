@@ -78,6 +78,7 @@ def test_a_text_nested_too_deeply_is_shown_as_it_is(page: Page) -> None:
         "<table background=http://evil.example/><tr><td>x</table>",
     ],
 )
+@pytest.mark.sample(3)
 def test_what_markdown_would_let_through_is_taken_away(watched: Page, html: str) -> None:
     """The second line of defence alone, as if marked had passed HTML on."""
     found = watched.evaluate(
