@@ -65,7 +65,8 @@ def variants() -> Iterator[Any]:
     found = sorted(compiled_variants(), key=lambda each: each.family)
     groups = [list(group) for _, group in groupby(found, lambda each: each.family)]
     for turn, group in enumerate(groups):
-        quick = [each for each in group if each.name in (each.family, f"{each.family}.q4_k+blocks")]
+        names = {group[0].family, f"{group[0].family}.q4_k+blocks", "embed.q4_k"}
+        quick = [each for each in group if each.name in names]
         often = quick or [group[3 * turn % len(group)]]
         for variant in group:
             marks = [pytest.mark.full] * (variant not in often)
