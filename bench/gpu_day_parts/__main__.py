@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.gpu_day_parts.day import MODELS, DayOptions, PackedError, run
+from bench.gpu_day_parts.day import MODELS, PARTS, DayOptions, PackedError, run
 
 FOLDER, RESULTS = Path("build/gpu_day"), Path("build/gpu_day_results")
 DESCRIPTION = "Measure vkmoe beside llama.cpp on a machine with a GPU and without network."
@@ -25,8 +25,9 @@ def main() -> int:
         return _pack(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the steps' processes end
     folder, out = options.folder.resolve(), options.out.resolve()
+    seconds = options.minutes * 60
     asked = DayOptions(
-        folder, out, options.model, options.minutes * 60, options.patience, options.device
+        folder, out, options.model, seconds, options.patience, options.device, options.part
     )
     try:
         return 0 if run(asked) else 1
@@ -60,6 +61,11 @@ def _parse() -> argparse.Namespace:
     go.add_argument(
         "--model", choices=sorted(MODELS), default="qwen3-30b-a3b",
         help="tiny: only to try whether all of it works (default: qwen3-30b-a3b)",
+    )  # fmt: skip
+    go.add_argument(
+        "--part", choices=PARTS, default="all",
+        help="checks: self-test, laws, single kernels; decoding: a model beside llama.cpp, whose "
+        "llama-bench.xz from the results of checks is not built again where it lies in FOLDER",
     )  # fmt: skip
     go.add_argument("--minutes", type=float, default=9.0, help="of the whole (default: 9)")
     go.add_argument(

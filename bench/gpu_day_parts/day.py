@@ -15,11 +15,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes.util import find_library
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.gpu_day_parts import KOMPUTE, LLAMA, PACKED, SDK, WHEELS, WINDOWS
+from bench.gpu_day_parts import KOMPUTE, LLAMA, LLAMA_BENCH, PACKED, SDK, WHEELS, WINDOWS
 from bench.gpu_day_parts.steps import OK, Day, Record, Step, last_json
 from bench.gpu_day_parts.tables import write_tables
 from tools.archives import unpack
@@ -34,9 +35,13 @@ LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 FAMILIES = "matvec,matvec_residual,expert_gate_up,expert_down"
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")  # those of the model come first
 TOKENS, REPEATS = 64, 4
+CARD_GIB = 12  # of the card that a larger one is taken for: what most users have
+# Kernels against their twins, and the law: placement, neighbours and cuts never change the answer.
+LAWS = ("tests/kernels", "tests/engine", "tests/execute")
 PROMPT = "def add a list of numbers"
 PROMPT_LENGTHS = "32,128,512"
 SHARES = (50, 25)
+PARTS = ("all", "checks", "decoding")
 
 
 class PackedError(Exception):
@@ -52,6 +57,7 @@ class DayOptions(NamedTuple):
     seconds: float
     patience: float
     device: str
+    part: str = "all"  # one of PARTS
 
 
 class Place(NamedTuple):
@@ -74,8 +80,17 @@ class Place(NamedTuple):
         return self.scratch / "vkmoe"
 
     @property
+    def llama(self) -> Path:
+        return self.scratch / "llama/llama"
+
+    @property
     def llama_bench(self) -> Path:
         return self.scratch / "llama-build/bin/llama-bench"
+
+    @property
+    def kept_llama_bench(self) -> Path:
+        """Where the program of an earlier part may lie, as it was put beside the results."""
+        return self.packed / LLAMA_BENCH
 
 
 def run(options: DayOptions) -> bool:
@@ -116,18 +131,25 @@ def _unpack(place: Place) -> None:
 
 
 def _run_steps(day: Day, place: Place, options: DayOptions) -> None:
+    checks, decoding = (options.part in ("all", part) for part in PARTS[1:])
     day.run(_packages(place))
-    builds = [day.start(step) for step in (build_vkmoe(place), make_model(place, options))]
-    llama = day.start(build_llama_cpp(place))
-    day.finish(builds[0])
-    for step in first_steps(options.device):
-        day.run(step)
-    for running in (builds[1], llama):
+    vkmoe = day.start(build_vkmoe(place))
+    others = [make_model(place, options)] if decoding else []
+    beside = [day.start(step) for step in (*others, build_llama_cpp(place, options.out))]
+    day.finish(vkmoe)
+    day.run(find_device(options.device))
+    if checks:  # none is timed
+        beside += [day.start(step) for step in check_steps(options.device)]
+    for running in beside:
         day.finish(running)
-    if options.model != "tiny":
+    if decoding and options.model != "tiny":
         os.sync()  # nothing is written to a disk while something is timed
-    for step in (*bench_steps(options), *decode_steps(place, day, options.device)):
-        day.run(step)
+    if checks:
+        for step in bench_steps(options):
+            day.run(step)
+    if decoding:
+        for step in decode_steps(place, day, options.device):
+            day.run(step)
 
 
 def _model_parent(options: DayOptions) -> Path | None:
@@ -192,9 +214,12 @@ def build_vkmoe(place: Place) -> Step:
         *_vulkan(place),
         f"-Dfmt_DIR={place.sdk / LIBRARIES / 'cmake/fmt'}",
         f"-Dpybind11_DIR={place.packages / 'pybind11/share/cmake/pybind11'}",
-        "-DVKMOE_CPU=OFF",  # ggml's sources are more than the machine is sent
     ]
-    variables = {"VKMOE_KP_SDIST": str(place.packed / KOMPUTE), "CMAKE_ARGS": " ".join(defines)}
+    variables = {
+        "VKMOE_KP_SDIST": str(place.packed / KOMPUTE),
+        "VKMOE_GGML_SOURCE": str(place.llama / "llama.cpp/ggml"),
+        "CMAKE_ARGS": " ".join(defines),
+    }
     command = _pip(
         "--no-build-isolation", "--target", place.vkmoe,
         "-C", f"build-dir={place.scratch / 'vkmoe-build'}", ROOT,
@@ -202,9 +227,14 @@ def build_vkmoe(place: Place) -> Step:
     return Step("build vkmoe", command, 150, needs=("python packages",), environment=variables)
 
 
-def build_llama_cpp(place: Place) -> Step:
-    """Build llama.cpp's Vulkan backend and llama-bench with its own CMake project."""
-    source, build = place.scratch / "llama/llama", place.scratch / "llama-build"
+def build_llama_cpp(place: Place, out: Path) -> Step:
+    """Build llama.cpp's Vulkan backend and llama-bench with its own CMake project, and put the
+    program beside the results; or unpack that of an earlier part."""
+    kept, program = place.kept_llama_bench, place.llama_bench
+    if kept.exists():
+        script = f"mkdir -p '{program.parent}' && xz -dc '{kept}' >'{program}' && "
+        return Step("build llama.cpp", ["sh", "-c", f"{script}chmod +x '{program}'"], 60)
+    source, build = place.llama, place.scratch / "llama-build"
     configure = [
         "cmake", "-S", source, "-B", build, "-G", "Ninja",
         "-DGGML_VULKAN=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_COMMON=ON",
@@ -214,6 +244,7 @@ def build_llama_cpp(place: Place) -> Step:
     ]  # fmt: skip
     words = " ".join(f"'{word}'" for word in configure)
     script = f"{words} && nice cmake --build '{build}' --target llama-bench"
+    script += f" && strip '{program}' && xz -T0 -c '{program}' >'{out / LLAMA_BENCH}'"
     # Not a definition: a rehearsal may ask for a quicker build.
     variables = {"CMAKE_BUILD_TYPE": os.environ.get("CMAKE_BUILD_TYPE", "Release")}
     return Step("build llama.cpp", ["sh", "-c", script], 270, environment=variables)
@@ -240,17 +271,28 @@ def _device(device: str) -> list[str]:
     return ["--device", device] if device else []
 
 
-def first_steps(device: str) -> Iterator[Step]:
-    """Yield what is not timed: is there a device, and does it compute what it should?"""
-    needs = ("build vkmoe",)
+def find_device(device: str) -> Step:
+    """Is there a device?"""
+    command = _vkmoe("devices", "--json", *_device(device))
+    return Step("devices", command, 30, _chosen_device, ("build vkmoe",))
+
+
+def check_steps(device: str) -> Iterator[Step]:
+    """Yield what is not timed: does the device compute what it should?"""
+    needs = ("build vkmoe", "devices")
     where = _device(device)
-    yield Step("devices", _vkmoe("devices", "--json", *where), 30, _chosen_device, needs)
-    yield Step("selftest", _vkmoe("selftest", "--json", *where), 90, _selftest, needs)
     yield Step(
         "validation",
         _vkmoe("generate", "--validation", *where, "--temp", "0", "-n", "8", "-p", PROMPT),
         60, _validation, needs,
     )  # fmt: skip
+    yield Step("selftest", _vkmoe("selftest", "--json", *where), 240, _selftest, needs)
+    # Appended: the checkout's vkmoe has no extension. Warnings are those of other versions.
+    command = [sys.executable, "-m", "pytest", "--import-mode=append", "-p", "no:cacheprovider",
+               "-o", "filterwarnings=default", "--disable-warnings", "-v", "-n", "12",
+               *(str(ROOT / law) for law in LAWS)]  # fmt: skip
+    variables = {"VKMOE_DEVICE": device or "vulkan"}
+    yield Step("laws", command, 180, _laws, needs, variables)
 
 
 def bench_steps(options: DayOptions) -> Iterator[Step]:
@@ -270,32 +312,54 @@ def bench_steps(options: DayOptions) -> Iterator[Step]:
 
 def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
     """Yield both sides on the same file: resident, then with part of the experts on the device."""
-    model = day.result("make the model") or {"n_layers": 0, "n_experts": 0}
-    needs = ("build vkmoe", "make the model")
+    model = day.result("make the model") or {"n_layers": 0, "n_experts": 0, "file_bytes": 0}
+    chosen = day.result("devices") or {"index": 0, "memory": 0}
+    needs: tuple[str, ...] = ("build vkmoe", "make the model")
     slots = {share: max(1, model["n_experts"] * share // 100) for share in SHARES}
+    on_cpu = {f"{share} %": round(model["n_layers"] * (100 - share) / 100) for share in SHARES}
+    file, where = str(place.model_file), _device(device)
     own = _vkmoe(
-        "bench", "decode", "-m", str(place.model_file), *_device(device), "--json", "-c", "512",
+        "bench", "decode", "-m", file, *where, "--json", "-c", "512",
         "--tokens", str(TOKENS), "--repeats", str(REPEATS),
     )  # fmt: skip
     yield Step("vkmoe resident", own, 75, _vkmoe_speed, needs)
     for share, n_slots in slots.items():
         command = [*own, "--expert-slots", str(n_slots)]
         yield Step(f"vkmoe {share} %", command, 75, _vkmoe_speed, needs)
-    prompts = [sys.executable, "-m", "bench.speed", "--model", str(place.model_file)]
-    command = [*prompts, *_device(device), "--lengths", PROMPT_LENGTHS]
-    yield Step("prompts", command, 75, _prompt_speeds, needs)
-    rival = [
-        str(place.llama_bench), "-m", str(place.model_file), "-ngl", "99", "-p", "0",
-        "-n", str(TOKENS), "-r", str(REPEATS), "-o", "json",
-    ]  # fmt: skip
-    rival_needs = ("build llama.cpp", "make the model", "devices")
-    chosen = day.result("devices") or {"index": 0}
+    small = f"{CARD_GIB} GiB"
+    margin = max(0, chosen["memory"] - (CARD_GIB << 30))
+    on_cpu[small] = _layers_beyond(model, CARD_GIB << 30)
+    card = ["--vram-margin", str(margin)]
+    yield Step("plan", _vkmoe("plan", file, *where, *card, "-c", "512", "--json"), 45,
+               _plan, needs)  # fmt: skip
+    yield Step(f"vkmoe {small}", [*own, *card], 75, _vkmoe_speed, needs)
+    for mode in ("cache", "hybrid"):
+        command = [*own, *card, "--expert-mode", mode]
+        yield Step(f"vkmoe {small}, {mode}", command, 75, _vkmoe_speed, needs)
+    pool = ["--expert-mode", "cache", "--host-pool", f"{CARD_GIB - 4}GiB"]
+    yield Step(f"vkmoe {small}, exchange", [*own, *card, *pool], 75, _vkmoe_speed, needs)
+    prompts = [sys.executable, "-m", "bench.speed", "--model", file, *where]
+    yield Step("prompts", [*prompts, "--lengths", PROMPT_LENGTHS], 75, _prompt_speeds, needs)
+    rival = [str(place.llama_bench), "-m", file, "-ngl", "99", "-r", str(REPEATS), "-o", "json"]
+    decode = [*rival, "-p", "0", "-n", str(TOKENS)]
+    needs = ("build llama.cpp", "make the model", "devices")
     variables = {"GGML_VK_VISIBLE_DEVICES": str(chosen["index"])}
-    yield Step("llama.cpp resident", rival, 60, _rival_speed, rival_needs, variables)
-    for share in SHARES:
-        on_cpu = round(model["n_layers"] * (100 - share) / 100)
-        command = [*rival, "--n-cpu-moe", str(on_cpu)]
-        yield Step(f"llama.cpp {share} %", command, 60, _rival_speed, rival_needs, variables)
+    yield Step("llama.cpp resident", decode, 60, _rival_speed, needs, variables)
+    for what, n_layers in on_cpu.items():
+        command = [*decode, "--n-cpu-moe", str(n_layers)]
+        yield Step(f"llama.cpp {what}", command, 60, _rival_speed, needs, variables)
+    command = [*rival, "-p", PROMPT_LENGTHS, "-n", "0"]
+    yield Step("prompts of llama.cpp", command, 60, _rival_prompts, needs, variables)
+
+
+def _layers_beyond(model: Mapping[str, Any], card: int) -> int:
+    """Count the layers whose experts a user of llama.cpp would leave to the CPU on such a card.
+
+    A GiB is left for what is computed, the KV cache and the driver; experts are 95 % of the file.
+    """
+    n_layers, n_bytes = model["n_layers"], model["file_bytes"]
+    too_many = n_bytes - (card - (1 << 30))
+    return min(n_layers, max(0, ceil(too_many / (0.95 * n_bytes / n_layers)))) if n_layers else 0
 
 
 # ----- what the outputs say -----
@@ -304,7 +368,8 @@ def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
 def _chosen_device(out: str, err: str) -> Mapping[str, Any]:
     (chosen,) = (item for item in last_json(out) if item["chosen"])
     names = ("index", "name", "type", "driver_name", "driver_info", "api_version")
-    return {name: chosen[name] for name in names}
+    memory = max(heap["size"] for heap in chosen["heaps"] if heap["device_local"])
+    return {name: chosen[name] for name in names} | {"memory": memory}
 
 
 def _selftest(out: str, err: str) -> Mapping[str, Any]:
@@ -316,12 +381,24 @@ def _validation(out: str, err: str) -> Mapping[str, Any]:
     return {"said": said}
 
 
+def _laws(out: str, err: str) -> Mapping[str, Any]:
+    return {"said": out.rstrip().splitlines()[-1]}
+
+
+def _plan(out: str, err: str) -> Mapping[str, Any]:
+    found = last_json(out)
+    names = ("mode", "executor", "expert_slots", "exchanges", "cpu_layers", "expected", "others",
+             "bytes_per_second")  # fmt: skip
+    return {name: found[name] for name in names}
+
+
 def _vkmoe_speed(out: str, err: str) -> Mapping[str, Any]:
     found = last_json(out)["results"]
     return {
         "tokens_per_second": found["rows"][0]["value"]["median"],
         "bytes_per_token": found["bytes_per_token"],
         "share_of_roofline": found["share_of_roofline"],
+        "rows": [row["what"] for row in found["rows"]],
     }
 
 
@@ -339,3 +416,9 @@ def _rival_speed(out: str, err: str) -> Mapping[str, Any]:
         "backend": found["backends"],
         **{name: found[name] for name in names},
     }
+
+
+def _rival_prompts(out: str, err: str) -> Mapping[str, Any]:
+    speeds = {f"llama.cpp prompt {found['n_prompt']}": median(found["samples_ts"])
+              for found in last_json(out)}  # fmt: skip
+    return {"tokens_per_second": speeds}

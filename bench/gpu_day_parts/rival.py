@@ -23,8 +23,10 @@ from tools.llama_cpp_shaders import SHADERS, VENDORED, fetch_glslc
 KEPT = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "src",
         "tools/llama-bench", "vendor")  # fmt: skip
 BACKENDS_KEPT = {"ggml-cpu", "ggml-vulkan"}
-# Products of matrices (prompts), and weight types that no model of the day has.
-SHADERS_LEFT_OUT = "matmul*|*iq[1-4]_*|*q[23]_k*|*q[1245]_[01]*|*nvfp4*|*bf16*"
+# Weight types that no model of the day has, or has in prompts.
+SHADERS_LEFT_OUT = (
+    "*iq[1-4]_*|*q[23]_k*|*q[1245]_[01]*|*nvfp4*|*bf16*|matmul*q8_0*|matmul*q5_k*|matmul*mxfp4*"
+)
 OUTPUT_WORD = 'for word; do [ "$last" = -o ] && out=$word; last=$word; done'
 
 COMPILER = f"""#!/bin/sh

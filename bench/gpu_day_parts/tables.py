@@ -44,10 +44,12 @@ def document(records: Sequence[Record]) -> dict[str, Any]:
         "model": results.get("make the model"),
         "selftest": results.get("selftest"),
         "validation": results.get("validation"),
+        "laws": results.get("laws"),
+        "plan": results.get("plan"),
         "copy_gb_per_s": copy,
         "latency_mode": kernels[0]["roofline"]["latency_mode"] if kernels else None,
         "decode": [_decode(record, results, copy) for record in _decodes(records)],
-        "prompts": (results.get("prompts") or {}).get("tokens_per_second"),
+        "prompts": _prompts(results) or None,
         "kernels": [_kernel(kernel) for found in kernels for kernel in found["kernels"]],
         "transfer": (results.get("transfer") or {}).get("results"),
         "steps": [_without_result(record) for record in records],
@@ -67,7 +69,8 @@ def _decodes(records: Sequence[Record]) -> Iterator[Record]:
 def _decode(record: Record, results: dict[str, Any], copy: float | None) -> dict[str, Any]:
     """One side's speed; ours beside llama.cpp's with the same share of experts on the device."""
     speed = (record.result or {}).get("tokens_per_second")
-    rival = results.get(record.step.replace(OWN, RIVAL)) if record.step.startswith(OWN) else None
+    same = record.step.replace(OWN, RIVAL).partition(",")[0]
+    rival = results.get(same) if record.step.startswith(OWN) else None
     resident = results.get(f"{OWN} resident")
     gb_per_s = speed * resident["bytes_per_token"] / 1e9 if speed and resident else None
     return {
@@ -80,6 +83,14 @@ def _decode(record: Record, results: dict[str, Any], copy: float | None) -> dict
         "share_of_copy": gb_per_s / copy if gb_per_s and copy else None,
         "details": record.result,
     }
+
+
+def _prompts(results: dict[str, Any]) -> dict[str, float]:
+    """Both sides' speeds, by what they are called."""
+    found: dict[str, float] = {}
+    for step in ("prompts", f"prompts of {RIVAL}"):
+        found |= (results.get(step) or {}).get("tokens_per_second", {})
+    return found
 
 
 def _kernel(kernel: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +128,7 @@ def _head(found: dict[str, Any]) -> str:
         "copy within device memory": copy and f"{copy:.0f} GB/s, read plus written",
         "selftest": (s := found["selftest"]) and f"all {s['n_cases']} cases agree with NumPy",
         "validation layer": (v := found["validation"]) and v["said"],
+        "tests of the law": (laws := found["laws"]) and laws["said"],
     }
     return "\n".join([*lines, "", *(f"- {key}: {value}" for key, value in facts.items() if value)])
 

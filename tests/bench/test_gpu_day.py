@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from bench.gpu_day_parts import PACKED, packing, rival, tables
 from bench.gpu_day_parts import day as day_module
-from bench.gpu_day_parts.day import DayOptions, Place, decode_steps
+from bench.gpu_day_parts.day import DayOptions, Place, build_llama_cpp, decode_steps
 from bench.gpu_day_parts.packing import LimitError, Options, Piece
 from bench.gpu_day_parts.steps import Day, Record, Step, last_json
 from tools import llama_cpp_shaders
@@ -22,7 +23,10 @@ from tools.archives import unpack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = {"model": "synthetic", "file_bytes": 18e9, "n_layers": 48, "n_experts": 128}
-DEVICE = {"index": 1, "name": "A card", "driver_name": "driver", "driver_info": "1.2"}
+DEVICE = {
+    "index": 1, "name": "A card", "driver_name": "driver", "driver_info": "1.2",
+    "memory": 80 << 30,
+}  # fmt: skip
 
 
 def python(code: str, name: str = "step", limit_s: float = 30, **more: object) -> Step:
@@ -160,30 +164,59 @@ class Recorder(Day):
         return record
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Recorder:
+def recorded_day(tmp_path: Path, part: str) -> Recorder:
     day = Recorder(tmp_path / "out", {"make the model": MODEL, "devices": DEVICE})
     place = Place(tmp_path, tmp_path / "scratch", tmp_path / "model.gguf")
-    options = DayOptions(tmp_path, tmp_path / "out", "tiny", 60, 1, "")
+    options = DayOptions(tmp_path, tmp_path / "out", "tiny", 60, 1, "", part)
     day_module._run_steps(day, place, options)
     return day
 
 
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorder:
+    return recorded_day(tmp_path, "all")
+
+
+def finished(day: Recorder) -> list[str]:
+    return [event.removeprefix("finish ") for event in day.events if "finish" in event]
+
+
+CHECKED = ["validation", "selftest", "laws"]
+KERNELS = [f"kernels {kind}" for kind in ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")]
+DECODED = [
+    "vkmoe resident", "vkmoe 50 %", "vkmoe 25 %", "plan", "vkmoe 12 GiB", "vkmoe 12 GiB, cache",
+    "vkmoe 12 GiB, hybrid", "vkmoe 12 GiB, exchange", "prompts", "llama.cpp resident",
+    "llama.cpp 50 %", "llama.cpp 25 %", "llama.cpp 12 GiB", "prompts of llama.cpp",
+]  # fmt: skip
+
+
 def test_the_order(recorded: Recorder) -> None:
-    finished = [event.removeprefix("finish ") for event in recorded.events if "finish" in event]
-    assert finished == [
-        "python packages", "build vkmoe", "devices", "selftest", "validation", "make the model",
-        "build llama.cpp", "transfer", "kernels Q4_K", "kernels Q6_K", "kernels Q8_0",
-        "kernels MXFP4", "kernels F16", "vkmoe resident", "vkmoe 50 %", "vkmoe 25 %", "prompts",
-        "llama.cpp resident", "llama.cpp 50 %", "llama.cpp 25 %",
-    ]  # fmt: skip
+    built = ["python packages", "build vkmoe", "devices", "make the model", "build llama.cpp"]
+    assert finished(recorded) == [*built, *CHECKED, "transfer", *KERNELS, *DECODED]
 
 
-def test_builds_run_beside_each_other_and_beside_nothing_that_is_timed(recorded: Recorder) -> None:
+def test_the_parts_together_are_the_day(tmp_path: Path) -> None:
+    """So that a machine which is lent for less can run one after the other."""
+    first, second = (recorded_day(tmp_path / part, part) for part in ("checks", "decoding"))
+    built = ["python packages", "build vkmoe", "devices"]
+    assert finished(first) == [*built, "build llama.cpp", *CHECKED, "transfer", *KERNELS]
+    assert finished(second) == [*built, "make the model", "build llama.cpp", *DECODED]
+
+
+def test_what_one_part_built_is_not_built_again(tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "scratch", tmp_path / "model.gguf")
+    built = "#!/bin/sh\necho built\n"
+    assert "cmake" in " ".join(map(str, build_llama_cpp(place, tmp_path / "out").command))
+    place.kept_llama_bench.write_bytes(lzma.compress(built.encode()))
+    subprocess.run(build_llama_cpp(place, tmp_path / "out").command, check=True)
+    assert subprocess.check_output([place.llama_bench], text=True) == "built\n"
+
+
+def test_nothing_runs_beside_what_is_timed(recorded: Recorder) -> None:
     events = recorded.events
     begun = [events.index(f"start {name}") for name in ("make the model", "build llama.cpp")]
     assert max(begun) < events.index("finish build vkmoe")
-    for name in ("build vkmoe", "make the model", "build llama.cpp"):
+    for name in ("build vkmoe", "make the model", "build llama.cpp", *CHECKED):
         assert events.index(f"finish {name}") < events.index("start transfer")
 
 
@@ -195,6 +228,9 @@ def test_both_sides_keep_as_many_experts_on_the_device(recorded: Recorder) -> No
     assert [after(f"vkmoe {share} %", "--expert-slots") for share in (50, 25)] == ["64", "32"]
     assert [after(f"llama.cpp {share} %", "--n-cpu-moe") for share in (50, 25)] == ["24", "36"]
     assert "--expert-slots" not in recorded.steps["vkmoe resident"].command
+    # A card of 12 GiB: 11 GiB of 18 GB, of which the experts of 48 layers are 95 %.
+    assert after("vkmoe 12 GiB", "--vram-margin") == str(68 << 30)
+    assert after("llama.cpp 12 GiB", "--n-cpu-moe") == "18"
     assert after("vkmoe resident", "-m") == after("llama.cpp resident", "-m")
     assert after("vkmoe resident", "--tokens") == after("llama.cpp resident", "-n")
 
@@ -319,7 +355,7 @@ def packed_rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source / "ggml/src/ggml-cuda").mkdir()
     (source / "models").mkdir()
     (shaders / "vulkan-shaders-gen.cpp").write_text(GENERATOR)
-    for name in ("mul_mat_vec_q4_k", "matmul_q4_k", "feature-tests/coopmat", "feature-tests/new"):
+    for name in ("mul_mat_vec_q4_k", "matmul_q5_k", "feature-tests/coopmat", "feature-tests/new"):
         (shaders / f"{name}.comp").write_text(f"text of {name}")
     sdist = tmp_path / "sdist.tar.gz"
     with tarfile.open(sdist, "w:gz") as archive:
@@ -353,7 +389,7 @@ def test_the_stand_in_hands_out_what_was_compiled(packed_rival: Path, tmp_path: 
 
 
 def test_a_shader_that_was_left_out_is_no_spirv(packed_rival: Path) -> None:
-    assert (packed_rival / "spv/matmul_q4_k.spv").read_bytes() == bytes(4)
+    assert (packed_rival / "spv/matmul_q5_k.spv").read_bytes() == bytes(4)
 
 
 def test_the_stand_in_says_of_extensions_what_the_compiler_said(packed_rival: Path) -> None:
@@ -408,9 +444,11 @@ RECORDS = [
     record("kernels Q6_K", None, "timed out", "matvec.q6_k"),
     kernels("Q8_0", 2010.0, KERNEL | {"variant": "matvec.q8_0", "shape": "last"}),
     record("vkmoe resident", speed(300.0, bytes_per_token=2e9)),
+    record("vkmoe resident, as ever", speed(250.0)),
     record("vkmoe 50 %", speed(100.0, bytes_per_token=2e9)),
     record("prompts", {"tokens_per_second": {"vkmoe prompt 512": 2500.0, "vkmoe decode": 99.5}}),
     record("llama.cpp resident", speed(200.0)),
+    record("prompts of llama.cpp", {"tokens_per_second": {"llama.cpp prompt 512": 5000.0}}),
     record("llama.cpp 50 %", None, "timed out", "loading\nstill | loading"),
 ]  # fmt: skip
 
@@ -420,6 +458,7 @@ def test_ratios_and_shares() -> None:
     assert found["vkmoe resident"]["ratio"] == 1.5
     assert found["vkmoe resident"]["gb_per_s"] == 600
     assert found["vkmoe resident"]["share_of_copy"] == 0.3
+    assert found["vkmoe resident, as ever"]["ratio"] == 1.25
     assert found["vkmoe 50 %"]["ratio"] is None  # llama.cpp's run did not end
     assert found["llama.cpp resident"]["ratio"] is None
     assert found["llama.cpp 50 %"]["status"] == "timed out"
@@ -434,6 +473,7 @@ def test_the_text_for_people() -> None:
     assert "| matvec.q4_k | few | 5 | 1,400 | 70% |  |" in text  # too small to judge
     assert "| matvec.q8_0 | last |" in text  # though another type before it took too long
     assert "| vkmoe prompt 512 | 2,500 |" in text
+    assert "| llama.cpp prompt 512 | 5,000 |" in text
     assert "still / loading" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("| vkmoe")}
     assert len(columns) == 3  # decode, prompts, steps: a bar in a reason does not make a column

@@ -15,6 +15,7 @@ from vkmoe.facts import DeviceInfo
 from vkmoe.kernels.launches import KernelClass, Launch, kernel_class
 from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.placement import remembered
+from vkmoe.placement.forecast.measured import Known
 from vkmoe.placement.remembered import (
     Measured,
     Recalled,
@@ -152,3 +153,15 @@ def test_a_user_without_a_home_folder_has_nothing_remembered(
     assert recall(GPU) == Recalled()
     with pytest.raises(FileNotFoundError, match="no home folder"):
         remember(GPU, [])
+
+
+def test_a_build_without_kernels_for_the_cpu_remembers_its_own_speeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remembered.write(GPU, "speeds", Known(disks={"a disk": 1e9}))
+    assert remembered.read(GPU, "speeds", Known).disks == {"a disk": 1e9}
+    monkeypatch.setattr(remembered, "has_cpu", lambda: False)
+    with pytest.raises(remembered.Misfit, match="cpu"):
+        remembered.read(GPU, "speeds", Known)
+    remembered.write(GPU, "speeds", Known(disks={"a disk": 2e9}))
+    assert remembered.read(GPU, "speeds", Known).disks == {"a disk": 2e9}

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 from vkmoe import __version__
 from vkmoe.choices import TuningSource
 from vkmoe.cpu.device import cpu_info
+from vkmoe.cpu.variants import has_cpu
 from vkmoe.experts.records.keeper import write_whole
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import spirv_folder
@@ -109,7 +110,7 @@ def _identity(device: DeviceInfo, what: Kind) -> dict[str, Any]:
     }
     if what == "tuning":
         return found
-    cpu = f"{cpu_info().name}, {cpu_info().driver}"
+    cpu = f"{cpu_info().name}, {cpu_info().driver}" if has_cpu() else "without kernels"
     return found | {"vkmoe": __version__, "cpu": cpu, "shares_memory": device.is_uma}
 
 
