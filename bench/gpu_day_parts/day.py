@@ -32,6 +32,7 @@ SHARED_MEMORY = Path("/dev/shm")
 DRIVER_FOLDERS = ("/usr/share", "/usr/local/share", "/etc", str(Path.home() / ".local/share"))
 CONTAINER_DRIVERS = Path("/usr/local/nvidia/share/vulkan/icd.d")  # the loader does not look there
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
+WINDOW_LIBRARIES = ("X11", "Xext", "xcb", "GLX", "EGL")  # that NVIDIA's driver is linked with
 FAMILIES = "matvec,matvec_residual,expert_gate_up,expert_down"
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")  # those of the model come first
 TOKENS, REPEATS = 64, 4
@@ -165,7 +166,7 @@ def _model_parent(options: DayOptions) -> Path | None:
 def environment(place: Place) -> dict[str, str]:
     """Return the variables that all steps run with."""
     libraries = [place.sdk / LIBRARIES]
-    if find_library("X11") is None:
+    if not all(map(find_library, WINDOW_LIBRARIES)):
         libraries.append(place.scratch / "windows" / LIBRARIES)
     own = {
         "PYTHONPATH": os.pathsep.join(map(str, (place.vkmoe, place.packages, ROOT))),
@@ -314,42 +315,44 @@ def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
     """Yield both sides on the same file: resident, then with part of the experts on the device."""
     model = day.result("make the model") or {"n_layers": 0, "n_experts": 0, "file_bytes": 0}
     chosen = day.result("devices") or {"index": 0, "memory": 0}
-    needs: tuple[str, ...] = ("build vkmoe", "make the model")
-    slots = {share: max(1, model["n_experts"] * share // 100) for share in SHARES}
-    on_cpu = {f"{share} %": round(model["n_layers"] * (100 - share) / 100) for share in SHARES}
+    needs = ("build vkmoe", "make the model")
+    rival_needs = ("build llama.cpp", "make the model", "devices")
+    variables = {"GGML_VK_VISIBLE_DEVICES": str(chosen["index"])}
     file, where = str(place.model_file), _device(device)
     own = _vkmoe(
         "bench", "decode", "-m", file, *where, "--json", "-c", "512",
         "--tokens", str(TOKENS), "--repeats", str(REPEATS),
     )  # fmt: skip
-    yield Step("vkmoe resident", own, 75, _vkmoe_speed, needs)
-    for share, n_slots in slots.items():
-        command = [*own, "--expert-slots", str(n_slots)]
-        yield Step(f"vkmoe {share} %", command, 75, _vkmoe_speed, needs)
+    rival = [str(place.llama_bench), "-m", file, "-ngl", "99", "-r", str(REPEATS), "-o", "json"]
+    rival_decode = [*rival, "-p", "0", "-n", str(TOKENS)]
+
+    def ours(what: str, *options: str) -> Step:
+        return Step(f"vkmoe {what}", [*own, *options], 75, _vkmoe_speed, needs)
+
+    def theirs(what: str, n_cpu_moe: int = 0) -> Step:
+        command = [*rival_decode, *(("--n-cpu-moe", str(n_cpu_moe)) if n_cpu_moe else ())]
+        return Step(f"llama.cpp {what}", command, 60, _rival_speed, rival_needs, variables)
+
+    yield ours("resident")
+    yield theirs("resident")
     small = f"{CARD_GIB} GiB"
-    margin = max(0, chosen["memory"] - (CARD_GIB << 30))
-    on_cpu[small] = _layers_beyond(model, CARD_GIB << 30)
-    card = ["--vram-margin", str(margin)]
-    yield Step("plan", _vkmoe("plan", file, *where, *card, "-c", "512", "--json"), 45,
-               _plan, needs)  # fmt: skip
-    yield Step(f"vkmoe {small}", [*own, *card], 75, _vkmoe_speed, needs)
-    for mode in ("cache", "hybrid"):
-        command = [*own, *card, "--expert-mode", mode]
-        yield Step(f"vkmoe {small}, {mode}", command, 75, _vkmoe_speed, needs)
-    pool = ["--expert-mode", "cache", "--host-pool", f"{CARD_GIB - 4}GiB"]
-    yield Step(f"vkmoe {small}, exchange", [*own, *card, *pool], 75, _vkmoe_speed, needs)
+    card = ("--vram-margin", str(max(0, chosen["memory"] - (CARD_GIB << 30))))
+    plan = _vkmoe("plan", file, *where, *card, "-c", "512", "--json")
+    yield Step("plan", plan, 45, _plan, needs)
+    yield ours(small, *card)
+    yield theirs(small, _layers_beyond(model, CARD_GIB << 30))
+    for mode in ("hybrid", "cache"):
+        yield ours(f"{small}, {mode}", *card, "--expert-mode", mode)
+    pool = ("--expert-mode", "cache", "--host-pool", f"{CARD_GIB - 4}GiB")
+    yield ours(f"{small}, exchange", *card, *pool)
     prompts = [sys.executable, "-m", "bench.speed", "--model", file, *where]
     yield Step("prompts", [*prompts, "--lengths", PROMPT_LENGTHS], 75, _prompt_speeds, needs)
-    rival = [str(place.llama_bench), "-m", file, "-ngl", "99", "-r", str(REPEATS), "-o", "json"]
-    decode = [*rival, "-p", "0", "-n", str(TOKENS)]
-    needs = ("build llama.cpp", "make the model", "devices")
-    variables = {"GGML_VK_VISIBLE_DEVICES": str(chosen["index"])}
-    yield Step("llama.cpp resident", decode, 60, _rival_speed, needs, variables)
-    for what, n_layers in on_cpu.items():
-        command = [*decode, "--n-cpu-moe", str(n_layers)]
-        yield Step(f"llama.cpp {what}", command, 60, _rival_speed, needs, variables)
     command = [*rival, "-p", PROMPT_LENGTHS, "-n", "0"]
-    yield Step("prompts of llama.cpp", command, 60, _rival_prompts, needs, variables)
+    yield Step("prompts of llama.cpp", command, 60, _rival_prompts, rival_needs, variables)
+    for share in SHARES:
+        n_slots = max(1, model["n_experts"] * share // 100)
+        yield ours(f"{share} %", "--expert-slots", str(n_slots))
+        yield theirs(f"{share} %", round(model["n_layers"] * (100 - share) / 100))
 
 
 def _layers_beyond(model: Mapping[str, Any], card: int) -> int:
