@@ -21,7 +21,7 @@ KEYS = {
 }
 FEATURES = {
     *("storage_8bit", "storage_16bit", "float16", "int8", "int16", "int64", "scalar_layout"),
-    *("subgroup_size_control", "timeline_semaphore", "integer_dot_product"),
+    *("subgroup_size_control", "integer_dot_product"),
     *("buffer_device_address", "cooperative_matrix", "host_query_reset"),
     "compute_full_subgroups",
 }

@@ -145,7 +145,7 @@ class Recorded:
 
         Where segments stand alone, neighbours are as long as their times come to TARGET_S. A part
         of experts, which may have to run again, has the host before and behind it. A chain in which
-        the CPU computes experts is queued whole.
+        the CPU computes experts is one queue.
         """
         if self.is_chain:
             yield self.submits
@@ -300,7 +300,7 @@ class TokenPrograms(Closing):
             links = [
                 Link(segment.recording, self._work(segment), segment.waits) for segment in segments
             ]
-            self._submissions.append(self._backend.run_chain(links, meanwhile))
+            self._submissions += self._backend.run_chain(links, meanwhile)
         else:
             recordings = [segment.recording for segment in segments]
             self._submissions += self._backend.run(

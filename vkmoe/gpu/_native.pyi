@@ -121,26 +121,6 @@ class Device:
     def submit(self, recording: Recording, queue: str = "compute") -> Submission:
         """Submit a recording, which must not be in flight."""
 
-    def handshake(self) -> Handshake:
-        """Make what a chain of submits and the host take turns by.
-
-        Needs the feature "timeline_semaphore".
-        """
-
-    def submit_chain(
-        self,
-        recordings: Sequence[Recording],
-        handshake: Handshake,
-        waits: Sequence[bool],
-        asks: Sequence[bool],
-    ) -> Submission:
-        """Queue recordings behind one another on the compute queue, all of them at once.
-
-        One that `asks` lets the host go on when it has run; one that `waits` begins when the host
-        has answered all that were asked before it. RuntimeError while answers to the last chain of
-        the handshake are open.
-        """
-
     def upload(self, copies: Sequence[tuple[Place, Place, int]], timed: bool = False) -> Submission:
         """Copy between (buffer, offset, address) and another such place, so many bytes each.
 
@@ -238,21 +218,6 @@ class Recorder:
 
     def finish(self) -> Recording:
         """End with a barrier to the host; the recording keeps all it uses alive."""
-
-class Handshake:
-    """Turns of a device and the host within a chain of submits."""
-
-    def wait(self) -> None:
-        """Wait, without the GIL, until the device asks for the next answer; interruptible.
-
-        Polls at first. RuntimeError if nothing more is asked.
-        """
-
-    def answer(self) -> None:
-        """Let the device go on with what the host was asked for."""
-
-    def let_go(self) -> None:
-        """Answer all that is open, so that the chain can end; what it computes means nothing."""
 
 class Recording:
     def timestamps(self) -> list[int]:

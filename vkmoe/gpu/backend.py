@@ -26,8 +26,8 @@ Submission: TypeAlias = "_native.Submission"
 
 N_COMPILERS = 4  # threads
 # How long submits may go on after an error beside them; CPU drivers are slow, but they do not hang.
-# A chain is queued whole, and its parts run to their end.
-SETTLE_NS, SETTLE_CPU_NS, SETTLE_CHAIN_NS = 5_000_000_000, 30_000_000_000, 60_000_000_000
+SETTLE_NS, SETTLE_CPU_NS = 5_000_000_000, 30_000_000_000
+SOON_NS = 1  # an expected time that has the host poll at once, where polling takes nothing away
 
 
 class Link(NamedTuple):
@@ -49,7 +49,6 @@ class Backend:
         self._tensors: dict[str, _native.Tensor] = {}
         self._buffers: dict[str, _native.Buffer] = {}
         self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
-        self._handshake: _native.Handshake | None = None  # made at first use
 
     def bind(self, name: str, buffer: _native.Buffer) -> None:
         """Name a raw buffer so that copies can refer to it."""
@@ -127,44 +126,56 @@ class Backend:
                 earlier.wait()
             return submissions
         except BaseException as error:
-            self._give_up(error, SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS)
+            self._give_up(error)
             raise
 
     @at_checkpoints()
     def run_chain(
         self, links: Sequence[Link], meanwhile: Callable[[], None] | None = None
-    ) -> _native.Submission:
-        """Submit all recordings at once, do the host's work between them, and wait for the end.
+    ) -> list[_native.Submission]:
+        """Submit all recordings in order, do the host's work between them, and wait for the end.
 
         As `run` says of `meanwhile` and of errors; one of the host's work is passed on in the same
-        way, and so is Ctrl-C before a part of it. Needs the feature "timeline_semaphore".
+        way, and so is Ctrl-C before a part of it.
+
+        One that waits is submitted behind the host's work: what the host writes is visible to what
+        is submitted later (Vulkan specification, "Host Write Ordering Guarantees"). To queue it
+        before, behind a semaphore, saves its submit, but NVIDIA's driver 580 then computes with
+        what the host wrote earlier.
         """
-        try:
-            if self._handshake is None:
-                self._handshake = self.device.native.handshake()
-            handshake, works = self._handshake, [link.work for link in links]
-            recordings, waits = [link.recording for link in links], [link.waits for link in links]
-            asks = [work is not None for work in works]
-            submission = self.device.native.submit_chain(recordings, handshake, waits, asks)
+        expected_ns = 0 if self.device.info.is_cpu else SOON_NS
+        submissions: list[_native.Submission] = []
+        asked: list[tuple[_native.Submission, Callable[[], None]]] = []
+
+        def answer() -> None:
+            nonlocal meanwhile
             if meanwhile is not None:
                 meanwhile()
-            for work in works:
-                if work is not None:
-                    handshake.wait()
-                    checkpoint()
-                    work()
-                    handshake.answer()
-            submission.wait()
-            return submission
+                meanwhile = None
+            for submission, work in asked:
+                submission.wait(expected_ns)
+                checkpoint()
+                work()
+            asked.clear()
+
+        try:
+            for link in links:
+                if link.waits:
+                    answer()
+                submissions.append(self.device.native.submit(link.recording))
+                if link.work is not None:
+                    asked.append((submissions[-1], link.work))
+            answer()
+            for submission in reversed(submissions):
+                submission.wait()
+            return submissions
         except BaseException as error:
-            self._give_up(error, SETTLE_CHAIN_NS)
+            self._give_up(error)
             raise
 
-    def _give_up(self, error: BaseException, settle_ns: int) -> None:
-        """Wait for what an error left in flight; raises the error that it means, if it is another.
-
-        What is queued behind work of the host is let go, and ends.
-        """
+    def _give_up(self, error: BaseException) -> None:
+        """Wait for what an error left in flight; raise another error if that is what it means."""
+        settle_ns = SETTLE_CPU_NS if self.device.info.is_cpu else SETTLE_NS
         with suppress(RuntimeError):  # the first error is the one to tell
             self.device.native.settle(settle_ns)
         if isinstance(error, vulkan_errors()):

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 REQUIRED_FEATURES = ("buffer_device_address",)
 # Switched on when present: for the kernels of CPU drivers, for those that multiply in f16, for
-# timestamps of queues that only copy, for kernels that must add alike, for turns with the host.
+# timestamps of queues that only copy, for kernels that must add alike.
 OPTIONAL_FEATURES = (
     *("int64", "float16", "host_query_reset"),
-    *("subgroup_size_control", "compute_full_subgroups", "timeline_semaphore"),
+    *("subgroup_size_control", "compute_full_subgroups"),
 )
 STATISTICS = "pipeline_statistics"  # asked for alone: compilers then keep what they found out
 _EXTENSION = "vkmoe.gpu._native"

@@ -127,8 +127,9 @@ void Context::create_device(const std::vector<std::string>& features) {
     if (contains(offered, "VK_KHR_portability_subset")) {
         extensions.push_back("VK_KHR_portability_subset");
     }
-    // Enabled, it promises an order of timestamps across submissions and queues.
-    for (const char* const name : {"VK_KHR_calibrated_timestamps", "VK_EXT_calibrated_timestamps"}) {
+    // Enabled, it promises an order of timestamps across submissions and queues. The older name
+    // first: validation layers of Debian 12 do not know the other one, and say so.
+    for (const char* const name : {"VK_EXT_calibrated_timestamps", "VK_KHR_calibrated_timestamps"}) {
         if (calibrated_ || !contains(offered, name)) continue;
         extensions.push_back(name);
         calibrated_ = true;

@@ -113,77 +113,21 @@ std::shared_ptr<Submission> Device::submit(const std::shared_ptr<Recording>& rec
     if (queue.family != recording->queue().family) {
         throw std::invalid_argument("the recording was not made for the " + queue_name + " queue");
     }
+    context().require_alive("vkQueueSubmit");
+    reap();
+    auto submission = keep(std::make_shared<Submission>(context_, recording));
+    recording->start_flight();
     const VkCommandBuffer commands = recording->commands();
     VkSubmitInfo info{};
     info.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO;
     info.commandBufferCount = 1;
     info.pCommandBuffers = &commands;
-    return submit_all(queue, {info}, {recording});
-}
-
-std::shared_ptr<Handshake> Device::handshake() {
-    context();
-    auto made = keep(std::make_shared<Handshake>(context_));
-    handshakes_.push_back(made);
-    return made;
-}
-
-std::shared_ptr<Submission> Device::submit_chain(
-    const std::vector<std::shared_ptr<Recording>>& recordings, Handshake& handshake,
-    const std::vector<bool>& waits, const std::vector<bool>& asks) {
-    const size_t n = recordings.size();
-    if (n == 0 || waits.size() != n) throw std::invalid_argument("a chain of no or two lengths");
-    Queue& queue = context().compute_queue();
-    std::vector<VkCommandBuffer> commands;
-    for (const auto& recording : recordings) {
-        if (queue.family != recording->queue().family) {
-            throw std::invalid_argument("a chain is of recordings for the compute queue");
-        }
-        commands.push_back(recording->commands());
-    }
-    const auto turns = handshake.begin(waits, asks);
-    const VkSemaphore ended = handshake.ended(), answered = handshake.answered();
-    const VkPipelineStageFlags stages = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
-    std::vector<VkSubmitInfo> infos(n);
-    std::vector<VkTimelineSemaphoreSubmitInfo> values(n);
-    for (size_t i = 0; i < n; ++i) {
-        const uint32_t n_waits = turns[i].answered > 0;
-        values[i] = {VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO, nullptr, n_waits,
-                     &turns[i].answered, 1, &turns[i].ended};
-        infos[i] = {VK_STRUCTURE_TYPE_SUBMIT_INFO, &values[i], n_waits, &answered, &stages, 1,
-                    &commands[i], 1, &ended};
-    }
-    try {
-        return submit_all(queue, infos, recordings);
-    } catch (...) {
-        handshake.cancel();
-        throw;
-    }
-}
-
-std::shared_ptr<Submission> Device::submit_all(
-    Queue& queue, const std::vector<VkSubmitInfo>& infos,
-    const std::vector<std::shared_ptr<Recording>>& recordings) {
-    context().require_alive("vkQueueSubmit");
-    reap();
-    auto submission = keep(std::make_shared<Submission>(context_, recordings));
-    size_t n_started = 0;
-    try {
-        for (const auto& recording : recordings) {
-            recording->start_flight();
-            ++n_started;
-        }
-    } catch (...) {
-        for (size_t i = 0; i < n_started; ++i) recordings[i]->end_flight(false);
-        throw;
-    }
     VkResult result;
     ++n_submitting_;
     {
         const py::gil_scoped_release no_gil;  // before the lock: its holder may want the GIL
         const std::lock_guard lock(queue.mutex);
-        result = VKMOE_ATTEMPT(vkQueueSubmit, queue.handle, static_cast<uint32_t>(infos.size()),
-                               infos.data(), submission->fence());
+        result = VKMOE_ATTEMPT(vkQueueSubmit, queue.handle, 1u, &info, submission->fence());
     }
     --n_submitting_;
     if (result != VK_SUCCESS) {
@@ -242,9 +186,6 @@ void Device::close(uint64_t timeout_ns) {
 
 bool Device::join(Submission::Clock::duration limit) noexcept {
     const auto deadline = Submission::Clock::now() + limit;
-    for (const auto& known : handshakes_) {  // nothing will answer any more
-        if (const auto handshake = known.lock()) handshake->let_go();
-    }
     const auto submissions = in_flight_;  // a copy: other threads submit and reap during the wait
     for (const auto& submission : submissions) {
         if (!submission->join(deadline - Submission::Clock::now())) return false;
@@ -281,7 +222,6 @@ void Device::release_all() noexcept {
         if (const auto resource = child.lock()) resource->release();
     }
     children_.clear();
-    handshakes_.clear();
     pinned_.clear();
     placeholder_.reset();
     context_->upload_pools().close();

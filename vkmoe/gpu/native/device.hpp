@@ -2,7 +2,6 @@
 #pragma once
 
 #include "buffer.hpp"
-#include "handshake.hpp"
 #include "submission.hpp"
 
 namespace vkmoe {
@@ -23,13 +22,6 @@ class Device {
     Recorder recorder(uint32_t n_timestamps, const std::string& queue);
     std::shared_ptr<Submission> submit(const std::shared_ptr<Recording>& recording,
                                        const std::string& queue);
-    std::shared_ptr<Handshake> handshake();
-    /// Queues recordings behind one another on the compute queue: each waits for the host's answers,
-    /// or asks for the next one, as the flags of its place say.
-    std::shared_ptr<Submission> submit_chain(
-        const std::vector<std::shared_ptr<Recording>>& recordings, Handshake& handshake,
-        const std::vector<bool>& waits, const std::vector<bool>& asks);
-
     /// Records copies and submits them on the upload queue, with nothing begun if it throws.
     /// `timed` where that queue has timestamps.
     std::shared_ptr<Submission> upload(const std::vector<Copy>& copies, bool timed);
@@ -46,9 +38,9 @@ class Device {
     bool lost() const { return context().lost(); }
     /// Waits for all submissions now in flight; interruptible, throws like Submission::wait.
     void wait_idle();
-    /// Waits at most `timeout_ns` for `only` this submission (null: for all in flight, and chains are
-    /// let go), deaf to signals. When that runs out the device counts as lost, all that was made here
-    /// is kept until close(), and it is false.
+    /// Waits at most `timeout_ns` for `only` this submission (null: for all in flight), deaf to
+    /// signals. When that runs out the device counts as lost, all that was made here is kept until
+    /// close(), and it is false.
     bool settle(uint64_t timeout_ns, const std::shared_ptr<Submission>& only);
     /// Waits at most `timeout_ns`, then releases all that was made here. Does nothing the second
     /// time. Throws VK_TIMEOUT if submissions remain; what was made here is then never released.
@@ -57,9 +49,6 @@ class Device {
     bool join(Submission::Clock::duration limit) noexcept;
 
   private:
-    std::shared_ptr<Submission> submit_all(
-        Queue& queue, const std::vector<VkSubmitInfo>& infos,
-        const std::vector<std::shared_ptr<Recording>>& recordings);
     void pin();
     void abandon();
     Context& context() const;
@@ -71,7 +60,6 @@ class Device {
     std::shared_ptr<Context> context_;  // null once closed
     std::shared_ptr<HeapBytes> heap_bytes_;
     std::vector<std::weak_ptr<Resource>> children_;
-    std::vector<std::weak_ptr<Handshake>> handshakes_;
     size_t prune_at_ = 64;
     // Guarded by the GIL, as all here: what runs without it copies first what it needs.
     std::vector<std::shared_ptr<Submission>> in_flight_;

@@ -37,7 +37,6 @@ FeatureSet::FeatureSet() {
     float16_int8_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES;
     scalar_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SCALAR_BLOCK_LAYOUT_FEATURES;
     subgroup_size_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES;
-    timeline_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES;
     host_query_reset_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_HOST_QUERY_RESET_FEATURES;
     integer_dot_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES;
     cooperative_matrix_.sType = static_cast<VkStructureType>(1000506000);
@@ -60,7 +59,6 @@ std::vector<FeatureSet::Row> FeatureSet::rows() {
          "VK_EXT_subgroup_size_control"},
         {"compute_full_subgroups", base(subgroup_size_), &subgroup_size_.computeFullSubgroups, v13,
          "VK_EXT_subgroup_size_control"},
-        {"timeline_semaphore", base(timeline_), &timeline_.timelineSemaphore, v12, nullptr},
         {"host_query_reset", base(host_query_reset_), &host_query_reset_.hostQueryReset, v12,
          nullptr},
         {"integer_dot_product", base(integer_dot_), &integer_dot_.shaderIntegerDotProduct, v13,

@@ -51,7 +51,6 @@ class FeatureSet {
     VkPhysicalDeviceShaderFloat16Int8Features float16_int8_{};
     VkPhysicalDeviceScalarBlockLayoutFeatures scalar_{};
     VkPhysicalDeviceSubgroupSizeControlFeatures subgroup_size_{};
-    VkPhysicalDeviceTimelineSemaphoreFeatures timeline_{};
     VkPhysicalDeviceHostQueryResetFeatures host_query_reset_{};
     VkPhysicalDeviceShaderIntegerDotProductFeatures integer_dot_{};
     CooperativeMatrixFeatures cooperative_matrix_{};

@@ -169,10 +169,6 @@ void add_commands(py::module_& module) {
         .def("wait", &Submission::wait, "expected_ns"_a = 0, "timeout_ns"_a = 0)
         .def("done", &Submission::done)
         .def("interval", &Submission::interval);
-    py::class_<Handshake, std::shared_ptr<Handshake>>(module, "Handshake")
-        .def("wait", &Handshake::wait)
-        .def("answer", &Handshake::answer)
-        .def("let_go", &Handshake::let_go);
     py::class_<Recorder>(module, "Recorder")
         .def(
             "dispatch",
@@ -217,9 +213,6 @@ void add_device(py::module_& module) {
             "subgroup_size"_a = 0, "texts"_a = false)
         .def("recorder", &Device::recorder, "n_timestamps"_a = 0, "queue"_a = "compute")
         .def("submit", &Device::submit, "recording"_a.none(false), "queue"_a = "compute")
-        .def("handshake", &Device::handshake)
-        .def("submit_chain", &Device::submit_chain, "recordings"_a, "handshake"_a.none(false),
-             "waits"_a, "asks"_a)
         .def(
             "upload",
             [](Device& device, const py::sequence& arguments, bool timed) {

@@ -20,9 +20,8 @@ constexpr nanoseconds kMinSleep{200'000};  // a shorter sleep may take twice as 
 
 }  // namespace
 
-Submission::Submission(std::shared_ptr<Context> context,
-                       std::vector<std::shared_ptr<Recording>> recordings)
-    : recordings_(std::move(recordings)) {
+Submission::Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording)
+    : recording_(std::move(recording)) {
     const VkDevice device = context->device();
     VkFenceCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO;
@@ -39,17 +38,10 @@ void Submission::release() noexcept {
 
 void Submission::finish(bool succeeded) noexcept {
     const std::lock_guard lock(mutex_);
-    if (recordings_.empty()) return;
-    if (succeeded) {  // before the next submit can reset it
-        interval_ = recordings_.front()->interval();
-        if (interval_ && recordings_.size() > 1) {
-            const auto last = recordings_.back()->interval();
-            if (last) interval_->second = last->second;
-            if (!last) interval_.reset();
-        }
-    }
-    for (const auto& recording : recordings_) recording->end_flight(succeeded);
-    recordings_.clear();
+    if (!recording_) return;
+    if (succeeded) interval_ = recording_->interval();  // before the next submit can reset it
+    recording_->end_flight(succeeded);
+    recording_.reset();
     finished_ = succeeded;  // last: who sees it may release what is used above
 }
 

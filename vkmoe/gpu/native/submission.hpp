@@ -1,4 +1,4 @@
-// One submit of one or more recordings: its fence, and waiting for it without holding the GIL.
+// One submit of a recording: its fence, and waiting for it without holding the GIL.
 #pragma once
 
 #include <chrono>
@@ -12,8 +12,7 @@ class Submission : public Resource {
     using Clock = std::chrono::steady_clock;
 
     /// Makes the fence. The submit itself is Device's.
-    Submission(std::shared_ptr<Context> context,
-               std::vector<std::shared_ptr<Recording>> recordings);
+    Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording);
     void release() noexcept override;
 
     VkFence fence() const { return fence_->handle.get(); }
@@ -23,8 +22,8 @@ class Submission : public Resource {
     /// Needs the GIL, and releases it while it waits. False if timeout_ns (0: none) ran out.
     /// Throws VulkanError if the device is lost, the Python error of a signal handler.
     bool wait(uint64_t expected_ns, uint64_t timeout_ns);
-    /// When it began and ended on the device's clock; nothing if its recordings have not two
-    /// timestamps each. Throws std::runtime_error before its end has been seen.
+    /// When it began and ended on the device's clock; nothing if its recording has not two
+    /// timestamps. Throws std::runtime_error before its end has been seen.
     std::optional<Interval> interval();
     /// Asks the fence, without waiting.
     bool done();
@@ -47,7 +46,7 @@ class Submission : public Resource {
     void finish(bool succeeded) noexcept;
 
     std::mutex mutex_;  // guards the two below when several threads wait
-    std::vector<std::shared_ptr<Recording>> recordings_;  // none once finished
+    std::shared_ptr<Recording> recording_;  // null once finished
     std::optional<Interval> interval_;
     std::atomic<bool> finished_{false};
     Clock::time_point submitted_at_;
