@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.engine.caches import ROUNDING, Rows, assert_same_bits, rows
+from tests.engine.caches import ROUNDING, Rows, assert_same_bits, rounding, rows
 from tests.engine.covers import Row, covering_rows
 from tests.engine.tiny import (
     ONE_OF_EACH,
@@ -120,7 +120,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(engine: Engine) -> None:
     assert_same_bits(one_by_one[np.array(LENGTHS[:5]) - 1], wanted[:5])
     engine.rewind(0, 0)
     decoded = rows(engine, tokens)[np.array(LENGTHS) - 1]
-    assert np.abs(wanted - decoded).max() <= ROUNDING * np.abs(decoded).max()
+    assert np.abs(wanted - decoded).max() <= rounding(engine, ROUNDING) * np.abs(decoded).max()
 
 
 def test_a_long_prompt_has_the_same_bits_however_it_is_cut() -> None:

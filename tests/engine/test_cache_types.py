@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.engine.caches import Q8_ROUNDING, Rows, assert_same_bits, rows
+from tests.engine.caches import Q8_ROUNDING, Rows, assert_same_bits, rounding, rows
 from tests.engine.test_batches import batch, joined, prompt, tokens_of
 from tests.engine.tiny import lengthened, model_path
 from vkmoe.config import EngineConfig
@@ -73,7 +73,7 @@ def test_rows_of_prompts_keep_their_bits(opened: tuple[str, Engine]) -> None:
     engine.run(batch(tokens, 64, 36, 1))
     assert_same_bits(engine.full_logits()[None], wanted[-1:])
     difference = np.abs(wanted[-1] - decoded(engine, tokens)[-1]).max()
-    assert difference <= Q8_ROUNDING * np.abs(wanted).max()
+    assert difference <= rounding(engine, Q8_ROUNDING) * np.abs(wanted).max()
 
 
 @pytest.mark.sample(3)

@@ -169,9 +169,9 @@ class InterruptedDevice:
     def __init__(self, device: Any, n_sound: int) -> None:
         self._device, self._n_sound = device, n_sound
 
-    def submit(self, recording: Any, **options: Any) -> Any:
-        pending = self._device.submit(recording, **options)
-        if not options:  # not an upload
+    def submit(self, recording: Any, *queue: Any) -> Any:
+        pending = self._device.submit(recording, *queue)
+        if not queue:  # not an upload
             self._n_sound -= 1
             if self._n_sound == -1:
                 signal.raise_signal(signal.SIGINT)
@@ -181,11 +181,13 @@ class InterruptedDevice:
         return getattr(self._device, name)
 
 
-def test_ctrl_c_leaves_the_statistics_of_the_tokens_before(mode: str, stats: Path) -> None:
+def test_ctrl_c_leaves_the_statistics_of_the_tokens_before(
+    mode: str, stats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(KeyboardInterrupt) as caught, opened(mode, stats) as llm:
         generate(llm)
         device: Any = InterruptedDevice(llm.engine.device.native, 1)
-        llm.engine.device.native = device
+        monkeypatch.setattr(llm.engine.device, "native", device)  # which others may use next
         generate(llm)
     without_frames(caught.value)
     assert document(stats)["n_tokens"] >= N_RUN

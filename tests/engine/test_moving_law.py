@@ -235,7 +235,8 @@ def test_a_start_whose_copies_fail_is_one_error(
 def test_late_copies_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun after the first token, looked for before each of the next four."""
     late = inject("3 tokens late", monkeypatch)
-    config = EngineConfig(ctx_size=32, expert_slots=2, expert_copies="overlap")
+    moving: dict[str, Any] = {"expert_copies": "overlap", "promote_on_read": False}
+    config = EngineConfig(ctx_size=32, expert_slots=2, **moving)
     n_arrived = []
     with Engine(model_path("moe_plain"), config, checks=True) as engine:
         assert engine.cache is not None and len(late) == 1

@@ -97,7 +97,9 @@ def cached(model: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine
         list(slot_counts(model)).index(request.param),
         slot_counts(model)[request.param],
     )
-    with Engine(model, EngineConfig(ctx_size=64, expert_slots=n_slots), checks=True) as engine:
+    # Copies alone: what is kept as it is read, the default of cards, is in test_moving_law.py.
+    config = EngineConfig(ctx_size=64, expert_slots=n_slots, promote_on_read=False)
+    with Engine(model, config, checks=True) as engine:
         assert engine.plan.mode.experts_in == "cache"
         yield engine, index
 
@@ -202,7 +204,8 @@ def test_enough_slots_for_all_move_nothing_after_the_start(
 
 
 def test_a_slot_holds_its_home_byte_for_byte(model: Path) -> None:
-    config = EngineConfig(ctx_size=64, expert_slots=3)
+    # What is kept as it is read has no bytes in the gaps of a span.
+    config = EngineConfig(ctx_size=64, expert_slots=3, promote_on_read=False)
     with Engine(model, config, checks=True) as engine, Transfer(engine.device) as transfer:
         rows(engine, tokens_of(engine.n_vocab))
         cache = engine.cache

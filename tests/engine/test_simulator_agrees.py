@@ -32,6 +32,8 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 __all__ = ["mixed"]
 
+# As on a device that shares the host's memory: there a copy is in its slot for the next token.
+AT_ONCE: dict[str, Any] = {"expert_copies": "wait", "promote_on_read": False}
 TEXT = (Path(__file__).parent / "tiny.py").read_text()
 PROFILE = 2.0 ** -(np.arange(6 * 32) % 13)  # counts of some earlier run
 
@@ -93,7 +95,7 @@ def assert_agrees(engine: Engine, result: SimulationResult) -> None:
 @pytest.mark.sample(3)
 def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any], seed: Any) -> None:
     """Two prompts one after the other through one cache."""
-    config, model = EngineConfig(ctx_size=64, **options), demo_model_path()
+    config, model = EngineConfig(ctx_size=64, **AT_ONCE, **options), demo_model_path()
     with Engine(model, config, seed=None if seed is None else History(seed)) as engine:
         tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)
         parts = [tokens[:34], tokens[200:224]]
@@ -111,7 +113,7 @@ def test_with_the_options_of_the_engine(tmp_path: Path, options: dict[str, Any],
 @pytest.mark.sample(1)
 def test_where_experts_exchange_places(tmp_path: Path, host_pool: str) -> None:
     """With a few places to spare, with many, and with nearly all homes."""
-    config = EngineConfig(ctx_size=64, expert_slots=12, host_pool=host_pool)
+    config = EngineConfig(ctx_size=64, **AT_ONCE, expert_slots=12, host_pool=host_pool)
     with Engine(demo_model_path(), config) as engine:
         tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)[:60]
         trace = record(engine, tokens, tmp_path / "t.jsonl")
@@ -130,7 +132,7 @@ def test_with_prompts_whose_tokens_are_known_ahead(n_rows: int, n_slots: int = 6
 
     Then two tokens that are known one by one, as in a reply.
     """
-    config = EngineConfig(ctx_size=64, expert_slots=n_slots)
+    config = EngineConfig(ctx_size=64, **AT_ONCE, expert_slots=n_slots)
     with Engine(demo_model_path(), config) as engine:
         tokens = Tokenizer.from_file(engine.model.file).encode(TEXT)[:34]
         n_prompt = len(tokens) - 2
@@ -167,7 +169,7 @@ def test_with_prompts_whose_tokens_are_known_ahead(n_rows: int, n_slots: int = 6
 
 def test_with_replies_one_after_the_other() -> None:
     """What moves after a reply is decided when the next prompt is known. Runs are of one row."""
-    config = EngineConfig(ctx_size=64, expert_slots=8, ubatch_size=1)
+    config = EngineConfig(ctx_size=64, **AT_ONCE, expert_slots=8, ubatch_size=1)
     with LLM(config=config) as llm:
         routing: list[NDArray[np.uint32]] = []
         tokens: list[int] = []
@@ -232,7 +234,9 @@ SAMPLE = (("demo", 12, "layer"), ("mixed", 2, "global"))
 def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Path, int, SlotSharing]]:
     name, n_slots, allocation = request.param
     model = demo_model_path() if name == "demo" else request.getfixturevalue("mixed")
-    config = EngineConfig(ctx_size=64, expert_slots=n_slots, expert_allocation=allocation)
+    config = EngineConfig(
+        ctx_size=64, **AT_ONCE, expert_slots=n_slots, expert_allocation=allocation
+    )
     with Engine(model, config) as engine:
         yield engine, model, n_slots, allocation
 
