@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +21,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.devices import choose_device, list_devices, open_device
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, OutOfMemoryError
+from vkmoe.experts.records.timing import Computing
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.mode_trial import first_layers, measure_modes
 from vkmoe.models import open_model
@@ -201,6 +204,19 @@ def test_a_trial_is_held_against_a_prediction_without_logits(
     LLM(**SLOTS).close()
     found = recall_speeds(device, demo_model_path()).corrections
     assert found == pytest.approx({"cache": 1.0, "hybrid": 1.0})
+
+
+@pytest.mark.parametrize(("intervals", "least", "most"), [([(5, 400_005)] * 2, 4e-4, 4e-4),
+                                                          ([], 2e-3, 1.0)])  # fmt: skip
+def test_a_trial_leaves_out_what_a_token_takes_for_any_number_of_layers(
+    intervals: list[tuple[int, int]], least: float, most: float
+) -> None:
+    """Submitting and waiting; where the device tells no times, all of it counts."""
+    engine = Mock(ctx_size=64, prediction=Mock(layer_seconds=1e-4))
+    engine.run_token.side_effect = lambda *given, **named: time.sleep(0.002)
+    engine.computing.return_value = Computing(intervals, 2, 0, 0)
+    arm = mode_trial._ModeArm(engine, [1] * 64)
+    assert least <= arm.seconds() <= most and engine.run_token.call_count == mode_trial.N_TOKENS
 
 
 def test_the_first_layers_of_a_model_are_those_up_to_the_last_with_experts() -> None:

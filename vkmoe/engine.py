@@ -29,7 +29,7 @@ from vkmoe.execute.segments import submit_speed
 from vkmoe.experts.decide.settings import copies_overlap
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
-from vkmoe.experts.records.timing import RunTimes
+from vkmoe.experts.records.timing import Computing, RunTimes
 from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.experts.store.tracker import BudgetWatch, ExpertTracker
 from vkmoe.facts import ModelSpec
@@ -246,7 +246,7 @@ class Engine(Closing):
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()
         result = self._programs.run(batch, self._experts)
-        host, computing = (began, perf_counter_ns()), self._programs.computing()
+        host, computing = (began, perf_counter_ns()), self.computing()
         if self._experts.overlap is not None:
             self._experts.timed(computing.intervals, host)
         decodes = batch.phase == "decode"
@@ -255,6 +255,10 @@ class Engine(Closing):
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)
         return result
+
+    def computing(self) -> Computing:
+        """Say how long the last run computed."""
+        return self._programs.computing()
 
     @at_checkpoints()
     def run_head(self, first: int) -> tuple[TopLogits, ...]:

@@ -1,8 +1,10 @@
 """Measures where experts are computed best, where predictions do not tell, and remembers it.
 
 Each mode in question decodes the same text with the first layers of the model, all modes in turns;
-the first tokens are not measured, so that caches hold what they come to hold. What is asked and
-what is remembered are the subject of placement/mode_choice.py.
+the first tokens are not measured, so that caches hold what they come to hold. Measured is from when
+the device begins a token to when it ends: submitting and waiting take as long for so few layers as
+for all, and on a fast GPU longer than the layers. What is asked and what is remembered are the
+subject of placement/mode_choice.py.
 """
 
 from __future__ import annotations
@@ -212,12 +214,15 @@ class _ModeArm(Closing):
 
     def seconds(self) -> float:
         """Decode the tokens of a round; return the time of one. Raises GpuErrors."""
-        began, first = time.perf_counter(), self._position
+        total, first = 0.0, self._position
         self._position += N_TOKENS
         for position in range(first, self._position):
             token, place = self._text[position], position % self._engine.ctx_size
+            began = time.perf_counter()
             self._engine.run_token(token, place, with_logits=False)
-        return (time.perf_counter() - began) / N_TOKENS
+            took, span_ns = time.perf_counter() - began, self._engine.computing().span_ns
+            total += took if span_ns is None else span_ns / 1e9
+        return total / N_TOKENS
 
     def close(self) -> None:
         """Free all. May be called twice."""

@@ -39,6 +39,11 @@ class Computing(NamedTuple):
             return None
         return sum(end - begin for begin, end in self.intervals)
 
+    @property
+    def span_ns(self) -> int | None:
+        """Return how long the last run took from the first submit's begin to the last one's end."""
+        return None if self.device_ns is None else self.intervals[-1][1] - self.intervals[0][0]
+
 
 class Step(NamedTuple):
     """Says what a run that decoded took, from the end of the run before it to its own end."""
