@@ -55,7 +55,7 @@ def _parse() -> argparse.Namespace:
         "--llama-sdist", type=Path, metavar="FILE",
         help="a source distribution of llama-cpp-python, instead of a download of 77 MB",
     )  # fmt: skip
-    go = commands.add_parser("run", help="build and measure, in at most nine minutes")
+    go = commands.add_parser("run", help="build and measure, in at most 15 minutes")
     go.add_argument("folder", nargs="?", type=Path, default=FOLDER, help=f"default: {FOLDER}")
     go.add_argument("--out", type=Path, default=RESULTS, help=f"default: {RESULTS}")
     go.add_argument(
@@ -67,7 +67,7 @@ def _parse() -> argparse.Namespace:
         help="checks: self-test, laws, single kernels; decoding: a model beside llama.cpp, whose "
         "llama-bench.xz from the results of checks is not built again where it lies in FOLDER",
     )  # fmt: skip
-    go.add_argument("--minutes", type=float, default=9.0, help="of the whole (default: 9)")
+    go.add_argument("--minutes", type=float, default=15.0, help="of the whole (default: 15)")
     go.add_argument(
         "--patience", type=float, default=1.0, metavar="FACTOR", help="stretches each step's limit"
     )
