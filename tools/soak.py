@@ -39,11 +39,11 @@ from vkmoe.choices import PolicyName
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import GpuError, UsageError
+from vkmoe.execute import expert_memory
 from vkmoe.experts.decide.token_table import History
 from vkmoe.experts.store.copies import Copy, Upload, Uploader
 from vkmoe.gpu.link_speed import LinkSpeed
 from vkmoe.llm import demo_model_path
-from vkmoe.placement import expert_memory
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.weights.sizes import weight_bytes
 

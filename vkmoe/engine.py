@@ -24,6 +24,7 @@ from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.devices import open_device
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.execute.cpu_worker import CpuWorker
+from vkmoe.execute.expert_memory import ExpertMemory
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.execute.segments import submit_speed
 from vkmoe.experts.decide.settings import copies_overlap
@@ -41,7 +42,6 @@ from vkmoe.models import ModelFile, open_model
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.workspace import KvCaches
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
-from vkmoe.placement.expert_memory import ExpertMemory
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
 from vkmoe.placement.remembered import tuning_for

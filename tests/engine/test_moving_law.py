@@ -27,12 +27,13 @@ from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import GpuError
+from vkmoe.execute import expert_memory
 from vkmoe.experts.decide.locations import Move
 from vkmoe.experts.store.slots import Landings
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.kernels.experts.operations import kept_bytes
 from vkmoe.llm import demo_model_path
-from vkmoe.placement import expert_memory, memory
+from vkmoe.placement import memory
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.weights.sizes import expert_shape, weight_bytes
 

@@ -9,5 +9,7 @@ the program is cut at the borders of layers, because drivers reset a GPU whose s
 Where the CPU computes experts beside a GPU, a segment ends with a hand-over. The GPU copies the
 normed rows and the routing to host memory and goes on with its own experts; the CPU
 (`cpu_worker.py`) runs a program of that layer; the GPU then adds the result to the hidden state.
-All segments of a token are queued at once, and both sides take turns by semaphores.
+A segment that needs what the CPU computes is submitted when that is done.
+
+`expert_memory.py` makes the memory that experts come and go in, as a plan has it.
 """
