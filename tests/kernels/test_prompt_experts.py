@@ -6,6 +6,7 @@ Also that experts in tiles, a few of a layer at a time, give what they give toke
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.twins import activated
 from vkmoe.kernels.experts.twins import expert_down as down_twin
-from vkmoe.kernels.matmul.operations import TILE_HEADER_WORDS, TILE_WORDS
+from vkmoe.kernels.matmul.operations import N_ROUNDS, TILE_HEADER_WORDS, TILE_WORDS
 from vkmoe.kernels.matvec.twins import matvec
 from vkmoe.kernels.prompt_experts import twins
 from vkmoe.kernels.prompt_experts.cases import BringCase, CombineCase, RowsInUse, TilesCase
@@ -132,6 +133,26 @@ def test_experts_of_a_round_are_brought(runner: Runner, index: int, idle: int) -
     """Of whole groups and of a part of one; the seventh round has fewer experts than places."""
     for span_bytes, part in ((16, 0), (8192 * 2, 0), (8192 * 2 + 48, 0), (8192 * 2 + 48, 8224)):
         BringCase(CPU, span_bytes, 20, 3, index, idle, part).run(runner).verify()
+
+
+@pytest.mark.parametrize("n_experts", [2, 7, 8, 31, 32, 45])
+def test_no_round_has_tiles_of_more_experts_than_it_may(n_experts: int) -> None:
+    """By that many a dispatch has room for tiles; however many experts are brought."""
+    fewest = -(-n_experts // (N_ROUNDS - 1))
+    spare = []
+    for n_places, n_missed in product(
+        range(fewest, min(n_experts, fewest + 3) + 1), range(n_experts + 1)
+    ):
+        places = BroughtPlaces(0, 16, n_places, n_experts)
+        everything = np.ones(n_experts, np.bool_), np.zeros(n_experts, np.bool_)
+        at_home = np.arange(n_experts) < n_missed
+        ids = np.arange(n_experts)[:, None]
+        found = twins.expert_tiles(ids, *everything, 8, at_home, n_places)
+        for index in range(1, places.n_rounds + 1):
+            tiles = found.tiles[found.round_starts[index] : found.round_starts[index + 1]]
+            spare.append(places.most_experts(index) - len(np.unique(tiles[:, 0])))
+        assert found.round_starts[places.n_rounds + 1] == len(found.tiles), "none is left out"
+    assert 0 <= min(spare) <= 1
 
 
 # ----- the sum -----
