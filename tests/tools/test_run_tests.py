@@ -81,6 +81,24 @@ def test_arguments_go_to_pytest(checkout: Path) -> None:
     assert done.stdout.endswith(" tests/quants -x\n")
 
 
+def test_tests_that_are_named_run_alone(checkout: Path) -> None:
+    """Neither the checks of all files, nor what other tests need: a bare system has it from CI."""
+    noted = checkout / "noted"
+    stand_in(checkout / ".venv" / "bin" / "python", f'echo "$2" >> {noted}')
+    for name in ("ruff", "mypy"):
+        stand_in(checkout / ".venv" / "bin" / name, "exit 1")
+    for named, needs in (
+        (["tests/native", "tests/gpu/test_device.py"], []),
+        (["tests/swiftshader"], ["tools.fetch_swiftshader"]),
+        (["tests/cpu"], ["tools.debian"]),
+    ):
+        assert run(checkout, *named, CI="1").returncode == 0
+        assert noted.read_text().split() == [*needs, "pytest"]
+        noted.unlink()
+    assert run(checkout, "-x").stderr == "tools/test: FAILED: ruff mypy\n"
+    assert run(checkout, "tests/gpu_drivers", CI="1").stderr == "tools/test: FAILED: gpu_drivers\n"
+
+
 @pytest.mark.parametrize("name", ["ruff", "mypy"])
 def test_a_failing_check_is_named(checkout: Path, name: str) -> None:
     stand_in(checkout / ".venv" / "bin" / name, "exit 1")
