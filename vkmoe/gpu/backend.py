@@ -139,19 +139,17 @@ class Backend:
         way, and so is Ctrl-C before a part of it.
 
         One that waits is submitted behind the host's work: what the host writes is visible to what
-        is submitted later (Vulkan specification, "Host Write Ordering Guarantees"). To queue it
-        before, behind a semaphore, saves its submit, but NVIDIA's driver 580 then computes with
-        what the host wrote earlier.
+        is submitted later (Vulkan specification, "Host Write Ordering Guarantees"). Queued before,
+        behind a semaphore, it reads what the host wrote earlier with NVIDIA's driver 580.
         """
         expected_ns = 0 if self.device.info.is_cpu else SOON_NS
         submissions: list[_native.Submission] = []
         asked: list[tuple[_native.Submission, Callable[[], None]]] = []
+        first = [] if meanwhile is None else [meanwhile]
 
         def answer() -> None:
-            nonlocal meanwhile
-            if meanwhile is not None:
-                meanwhile()
-                meanwhile = None
+            while first:
+                first.pop()()
             for submission, work in asked:
                 submission.wait(expected_ns)
                 checkpoint()
