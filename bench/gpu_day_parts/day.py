@@ -32,7 +32,7 @@ SHARED_MEMORY = Path("/dev/shm")
 DRIVER_FOLDERS = ("/usr/share", "/usr/local/share", "/etc", str(Path.home() / ".local/share"))
 CONTAINER_DRIVERS = Path("/usr/local/nvidia/share/vulkan/icd.d")  # the loader does not look there
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
-WINDOW_LIBRARIES = ("X11", "Xext", "xcb", "GLX", "EGL")  # that NVIDIA's driver is linked with
+LINKED_LIBRARIES = ("X11", "Xext", "xcb", "GLX", "EGL")  # that NVIDIA's driver is linked with
 FAMILIES = "matvec,matvec_residual,expert_gate_up,expert_down"
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")  # those of the model come first
 TOKENS, REPEATS = 64, 4
@@ -166,7 +166,7 @@ def _model_parent(options: DayOptions) -> Path | None:
 def environment(place: Place) -> dict[str, str]:
     """Return the variables that all steps run with."""
     libraries = [place.sdk / LIBRARIES]
-    if not all(map(find_library, WINDOW_LIBRARIES)):
+    if not all(map(find_library, LINKED_LIBRARIES)):
         libraries.append(place.scratch / "windows" / LIBRARIES)
     own = {
         "PYTHONPATH": os.pathsep.join(map(str, (place.vkmoe, place.packages, ROOT))),
@@ -289,8 +289,9 @@ def check_steps(device: str) -> Iterator[Step]:
     )  # fmt: skip
     yield Step("selftest", _vkmoe("selftest", "--json", *where), 240, _selftest, needs)
     # Appended: the checkout's vkmoe has no extension. Warnings are those of other versions.
+    n_processes = str(min(12, os.cpu_count() or 1))
     command = [sys.executable, "-m", "pytest", "--import-mode=append", "-p", "no:cacheprovider",
-               "-o", "filterwarnings=default", "--disable-warnings", "-v", "-n", "12",
+               "-o", "filterwarnings=default", "--disable-warnings", "-v", "-n", n_processes,
                *(str(ROOT / law) for law in LAWS)]  # fmt: skip
     variables = {"VKMOE_DEVICE": device or "vulkan"}
     yield Step("laws", command, 180, _laws, needs, variables)

@@ -140,7 +140,7 @@ class Backend:
 
         One that waits is submitted behind the host's work: what the host writes is visible to what
         is submitted later (Vulkan specification, "Host Write Ordering Guarantees"). Queued before,
-        behind a semaphore, it reads what the host wrote earlier with NVIDIA's driver 580.
+        behind a semaphore that the host signals, it computed wrong tokens with NVIDIA's driver 580.
         """
         expected_ns = 0 if self.device.info.is_cpu else SOON_NS
         submissions: list[_native.Submission] = []

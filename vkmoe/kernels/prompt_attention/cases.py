@@ -123,9 +123,7 @@ class Prompts:
             self._shape.scale * wanted, keys, values, batch.positions, window, sinks
         )
         largest = float(np.nanmax(np.abs(values.astype(np.float64))))
-        # Scores are as large as the scale makes them, and so is what rounding takes from them.
-        allowed = 2e-5 * max(1.0, self._shape.scale)
-        checks.close("out", left, attended.reshape(left.shape), largest, allowed)
+        checks.close("out", left, attended.reshape(left.shape), largest, 2e-5)
         return left
 
     def _inputs(self, batch: PromptBatch) -> Inputs:
