@@ -14,13 +14,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import patch
 
 from bench.command import run_main
 from bench.slow_link import SlowLink, throttle
@@ -50,7 +52,11 @@ def main() -> None:
     """Bound the machine, load, then answer until stdin ends. The argument is the setting."""
     asked = json.loads(sys.argv[1])
     path, config = Path(asked["model"]), EngineConfig(asked["device"], **asked["options"])
-    _bound(asked)
+    with bound(asked["card"], asked["link"], asked["file"]):
+        _answer(asked, path, config)
+
+
+def _answer(asked: dict[str, Any], path: Path, config: EngineConfig) -> None:
     decided = _decisions()
     _measure(config, path)
     with open_model(path) as model:
@@ -71,23 +77,28 @@ def _say(answer: dict[str, Any]) -> None:
 # ----- the machine -----
 
 
-def _bound(asked: dict[str, Any]) -> None:
-    """Let the package find a machine as asked."""
-    if asked["card"]:
-        listed = gpu_device.list_devices
-        _replace("list_devices", lambda *x: [_card(info, asked["card"]) for info in listed(*x)])
-    if asked["link"]:
-        measure = import_module("vkmoe.engine").link_of_misses
-        _replace("link_of_misses", lambda device: _behind(measure(device), asked["link"]))
-    if asked["file"]:
-        _replace("read_speed", lambda path: asked["file"])
+@contextmanager
+def bound(card: int = 0, link: float = 0, file: float = 0) -> Iterator[None]:
+    """Let the package find a machine as asked; 0: as it is."""
+    with ExitStack() as replaced:
+        if card:
+            listed = gpu_device.list_devices
+            _replace(
+                replaced, "list_devices", lambda *x: [_card(info, card) for info in listed(*x)]
+            )
+        if link:
+            measure = import_module("vkmoe.engine").link_of_misses
+            _replace(replaced, "link_of_misses", lambda device: _behind(measure(device), link))
+        if file:
+            _replace(replaced, "read_speed", lambda path: file)
+        yield
 
 
-def _replace(name: str, function: Callable[..., Any]) -> None:
+def _replace(replaced: ExitStack, name: str, function: Callable[..., Any]) -> None:
     """Put a function in the place of the one of that name, wherever the package has it."""
     for module in [each for key, each in sys.modules.items() if key.startswith("vkmoe.")]:
         if name in vars(module):
-            vars(module)[name] = function
+            replaced.enter_context(patch.object(module, name, function))
 
 
 def _card(info: DeviceInfo, n_bytes: int) -> DeviceInfo:

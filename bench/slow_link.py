@@ -148,7 +148,7 @@ class SlowPrompts:
         self._tiles = Readback(engine.device, backend.tensor(tiles), 0, tiles.n_bytes)
         self._brought = Readback(engine.device, backend.tensor(brought), 0, brought.n_bytes)
         tier = engine.cache._tier if engine.cache is not None else None
-        self._slots = tier._addresses if tier is not None else np.zeros(0, np.uint64)
+        self._slots = tier.slots.addresses if tier is not None else np.zeros(0, np.uint64)
         self._programs._fits_chunks = False
         self._programs.prompt_rows = space.row_sizes["prompt"][-1]
         vars(recorder)["cut_at_marks"] = cut_at_barriers

@@ -33,7 +33,8 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes
 from vkmoe.models import ModelFile, read_spec
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.program_sizes import DEFAULT_CTX_SIZE
+from vkmoe.models.kv_caches import KvAddresses
+from vkmoe.models.program_sizes import SURE_CTX_SIZE
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.weights import (
@@ -43,7 +44,7 @@ from vkmoe.models.weights import (
     ModelWeights,
     with_slots,
 )
-from vkmoe.models.workspace import KvAddresses, RowSizes, Workspace, attention_kernels
+from vkmoe.models.workspace import RowSizes, Workspace, attention_kernels
 from vkmoe.modes import Cache, ExpertMode, Hybrid, Resident
 from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
 from vkmoe.weights.sizes import expert_shape
@@ -120,10 +121,17 @@ def _program(
 ) -> Program:
     """Build the programs of batches with logits over invented memory, one behind the other."""
     memory, spec = _Memory(), model.spec
-    ctx_size = min(spec.context_length, DEFAULT_CTX_SIZE)
+    ctx_size = min(spec.context_length, SURE_CTX_SIZE)
     kernels = attention_kernels(spec, ctx_size, kv_types, tuning)
+    ropes = {rope: memory.take(4 * rope.dim * ctx_size) for rope in spec.ropes}
     caches = tuple(
-        KvAddresses(*map(memory.take, kernels[layer.mixer].state_bytes)) for layer in spec.layers
+        KvAddresses(
+            ctx_size,
+            1,
+            ropes[layer.mixer.rope],
+            *map(memory.take, kernels[layer.mixer].state_bytes),
+        )
+        for layer in spec.layers
     )
     weights = memory.model(model)
     if mode.has_slots and spec.experts is not None:
@@ -215,13 +223,9 @@ class _Memory:
         return memory_range(self.take(n_bytes), n_bytes)
 
     def model(self, model: ModelFile) -> ModelWeights:
-        """Place all weights of a model, and its rotary and expert tables."""
-        spec, tensors = model.spec, model.tensors
-        ropes = {rope: self.take(4 * rope.dim * DEFAULT_CTX_SIZE) for rope in spec.ropes}
-        layers = [
-            self._layer(layer, ropes[kind.mixer.rope])
-            for layer, kind in zip(tensors.layers, spec.layers, strict=True)
-        ]
+        """Place all weights of a model, and its expert table."""
+        tensors = model.tensors
+        layers = [self._layer(layer) for layer in tensors.layers]
         n_entries = sum(block.n_experts * 2 for block in tensors.expert_layers)
         return ModelWeights(
             embeddings=self._matrix(tensors.embeddings),
@@ -231,7 +235,7 @@ class _Memory:
             expert_table=self.range(8 * n_entries),
         )
 
-    def _layer(self, layer: LayerTensors, rope_table: int) -> LayerWeights:
+    def _layer(self, layer: LayerTensors) -> LayerWeights:
         mixer = {field: self._weights(tensor) for field, tensor in layer.mixer.items()}
         rest: dict[str, Any]
         rest = {field: self._weights(tensor) for field, tensor in layer.feed_forward.items()}
@@ -240,7 +244,7 @@ class _Memory:
             homes = self.range(layer.block.n_experts * block.shape.span_bytes)
             block = BlockWeights(block.shape, ranges=(homes,))
         feed_forward = FeedForwardWeights(block=block, **rest)
-        return LayerWeights(layer.mixer_weights(**mixer), feed_forward, rope_table)
+        return LayerWeights(layer.mixer_weights(**mixer), feed_forward)
 
     def _weights(self, tensor: TrunkTensor) -> Any:
         if isinstance(tensor, FileMatrix):

@@ -156,8 +156,9 @@ class EngineConfig:
     )
     ctx_size: int | None = option(
         None,
-        "Context length in tokens, prompt and reply together. "
-        "Default: the model's own, at most 8192; less where that does not fit.",
+        "Most tokens of prompt and reply together. Default: the model's own, as far as memory "
+        "reaches: the KV cache grows with the text. There is room for 8192 of them in any case, or "
+        "for fewer where these do not fit.",
         "-c",
         minimum=1,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter_ns
@@ -23,6 +24,7 @@ from vkmoe.cpu.device import CpuDevice
 from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.devices import open_device
 from vkmoe.errors import OutOfMemoryError
+from vkmoe.execute.context_memory import ContextMemory
 from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.expert_memory import ExpertMemory
 from vkmoe.execute.recorder import TokenPrograms
@@ -40,12 +42,12 @@ from vkmoe.interrupts import at_checkpoints, checkpoint
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.workspace import KvCaches
+from vkmoe.models.kv_caches import KvCaches
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds
 from vkmoe.placement.mode_choice import ModeChoice, decide_with
 from vkmoe.placement.remembered import tuning_for
-from vkmoe.weights.loader import load_weights
+from vkmoe.weights.loader import LoadedWeights, load_weights
 from vkmoe.weights.placer import Progress
 
 log = logging.getLogger("vkmoe")
@@ -144,6 +146,7 @@ class Engine(Closing):
             self.link, self.plan = decision.link, decision.plan
             self.prediction = decision.candidates[0].prediction
             self._refused = decision
+            self._longest = config.ctx_size or self.spec.context_length
             self.cpu: CpuDevice | None = None  # beside the device
             if decision.cpu is not None:
                 self.cpu = self._cleanup.enter_context(CpuDevice(config.threads))
@@ -161,8 +164,8 @@ class Engine(Closing):
         self._seed = seed
         # ----- memory -----
         plan, enter = self.plan, self._cleanup.enter_context
-        kinds = [self.workspace.attention[layer.mixer] for layer in self.spec.layers]
-        self._caches = enter(KvCaches(self.device, plan.layout("KV cache"), kinds, plan.n_regions))
+        kernels = self.workspace.attention
+        self._caches = enter(KvCaches(self.device, self.spec, kernels, plan, self._longest))
         memory = enter(ExpertMemory(self.device, decision, checks))
         too_large = plan.total("file") > available_bytes()
         loading = load_weights(self.device, self.model, plan, progress, self.cpu, too_large)
@@ -172,9 +175,8 @@ class Engine(Closing):
         self._experts = memory.follow(loaded, seed)
         self._watch = BudgetWatch(self.device, self._experts, plan.mode)
         # ----- programs -----
-        weights, space = memory.extend(loaded), self.workspace
-        addresses = self._caches.addresses
-        decoder = Decoder(self.spec, self.tuning, weights, space, addresses, plan.mode)
+        self._context = ContextMemory(self._caches, self._experts, plan)
+        self._decoder = partial(self._decoder_of, memory, loaded)
         self._backend = Backend(self.device)
         self._ends = [0] * plan.n_regions  # positions of each region that are filled
         self.times = RunTimes()  # of the last runs
@@ -182,9 +184,14 @@ class Engine(Closing):
         worker = None
         if decision.cpu is not None and loaded.cpu is not None and self.cpu is not None:
             worker = enter(CpuWorker(self._backend, self.cpu, decision.cpu, loaded.cpu))
-        programs = TokenPrograms(self._backend, decoder, plan.executor, speed, worker)
+        programs = TokenPrograms(self._backend, self._decoder(), plan.executor, speed, worker)
         self._programs = enter(programs)
         self._stop_before_freeing(memory)
+
+    def _decoder_of(self, memory: ExpertMemory, loaded: LoadedWeights) -> Decoder:
+        """Make what builds programs for memory as it is now."""
+        weights, caches = memory.extend(loaded), self._caches.addresses
+        return Decoder(self.spec, self.tuning, weights, self.workspace, caches, self.plan.mode)
 
     def _stop_before_freeing(self, memory: ExpertMemory) -> None:
         """Stop submits and threads before the memory that they may use is freed."""
@@ -195,7 +202,21 @@ class Engine(Closing):
 
     @property
     def ctx_size(self) -> int:
+        """Return how many positions a sequence can have, if there is memory when it needs them."""
         return self.plan.ctx_size
+
+    @at_checkpoints()
+    def make_room(self, n_positions: int) -> None:
+        """Give each region of the KV caches room for so many positions, if it has less.
+
+        Between runs. Raises OutOfMemoryError where too little memory is left, with all kept.
+        """
+        moved = True
+        try:
+            moved = self._context.grow(n_positions, self._ends)
+        finally:  # where memory ends, caches of some layers may have moved
+            if moved:
+                self._programs.renew(self._decoder())
 
     @property
     def n_vocab(self) -> int:
@@ -236,6 +257,7 @@ class Engine(Closing):
         earlier one. After Ctrl-C it may be called as before.
         """
         checkpoint()
+        self.make_room(1 + max(batch.positions))
         for region, first, last in _spans(batch):
             assert 0 <= first <= last < self.ctx_size, (batch, self.ctx_size)
             if first != self._ends[region]:
@@ -323,9 +345,14 @@ class Engine(Closing):
 
     @at_checkpoints()
     def settle(self) -> None:
-        """Wait until no copy of an expert is under way. Raises DeviceLostError."""
+        """Wait until no copy of an expert is under way, and give slots what no text needs any more.
+
+        Raises DeviceLostError.
+        """
         if self.cache is not None:
             self.cache.settle()
+        if self._context.shrink(self._ends):
+            self._programs.renew(self._decoder())
 
     def history(self) -> History:
         """Return the uses of experts so far, those of earlier runs included."""

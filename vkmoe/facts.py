@@ -445,7 +445,7 @@ class MemoryPlan:
     the order of the first layers that have it; placement/pools.py makes pools of them.
     """
 
-    ctx_size: int
+    ctx_size: int  # positions that a sequence can have
     kv_types: KvTypes
     mode: ExpertMode
     lines: tuple[Allocation, ...]
@@ -462,7 +462,10 @@ class MemoryPlan:
     executor: Executor = "fused"
     executor_reason: str = ""
     mode_reason: str = ""  # why this mode, where no option asked for it
-    n_regions: int = 1  # of the KV cache: sequences, each of ctx_size positions
+    n_regions: int = 1  # of the KV cache, one for each sequence
+    first_positions: int = 0  # of each region, that the KV cache begins with
+    spare_bytes: int = 0  # of the device, which nothing uses at the start
+    gives_slots: bool = False  # to the KV cache, when that grows
     notes: tuple[str, ...] = ()  # options that have no effect and why, and what was reduced
 
     @property

@@ -160,6 +160,18 @@ def test_plans(cache: list[str]) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full
+def test_long_context(tmp_path: Path) -> None:
+    """The caches take memory from slots, which have it back behind another text."""
+    few = ["--cache", str(tmp_path), "--tokens", "3000", "--picture", str(tmp_path / "made.png")]
+    results = document("long_context", *few)["results"]
+    first, *_, last, short = results["moments"]
+    assert results["same_logits"] and positive(results["rows"])
+    assert last["cache_bytes"] > first["cache_bytes"] and last["slot_bytes"] < first["slot_bytes"]
+    assert short["cache_bytes"] < last["cache_bytes"] and short["slot_bytes"] > last["slot_bytes"]
+    assert (tmp_path / "made.png").stat().st_size > 10_000
+
+
 def test_prompt_link(tmp_path: Path) -> None:
     """An arm has its seconds on the device as it is, and then also how busy the link is."""
     few = ["--cache", str(tmp_path), "--lengths", "40", "--ubatch-size", "64", "--repeats", "1"]

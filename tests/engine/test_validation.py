@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.test_context import grow_in_steps
 from tests.engine.tiny import ONE_OF_EACH, model_path
 from vkmoe.batch import BatchKind, Phase, TokenBatch
 from vkmoe.generate.loop import Generation
@@ -91,6 +92,23 @@ def test_a_generation_whose_experts_move_is_silent(how: str) -> None:
         assert len(result.token_ids) == 8 and cache is not None
         assert cache.counters.n_uploads + cache.counters.n_landed > 0
         assert (cache.counters.n_written_back > 0) == (how == "exchanging")
+        assert llm.engine.device.validation_messages() == []
+
+
+@pytest.mark.parametrize("options", [{}, {"expert_slots": 4, "promote_on_read": True}])
+def test_a_generation_whose_caches_grow_and_shrink_is_silent(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows move to other memory, and what was recorded for the old is recorded anew."""
+    grow_in_steps(monkeypatch)
+    with LLM(validation=True, ctx_size=96, **options) as llm:
+        sizes = []
+        for n_tokens in (40, 4):
+            llm.generate([*range(1, n_tokens)], max_tokens=12, temp=0, ignore_eos=True)
+            llm.forget()
+            llm.engine.settle()
+            sizes.append(llm.engine._caches.n_positions)
+        assert sizes[0] > 16 and sizes[1] < sizes[0]
         assert llm.engine.device.validation_messages() == []
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
+from vkmoe.errors import OutOfMemoryError
 
 N_VOCAB = 262  # as tests.generate.conftest.tiny_metadata
 N_LISTED = 64  # of the largest logits
@@ -34,12 +35,17 @@ class FakeModel:
         self.n_regions, self.ctx_size = n_regions, ctx_size
         self.max_decode_rows, self.prompt_rows = max_decode_rows, prompt_rows
         self.max_logit_rows = max_decode_rows
+        self.most_positions = ctx_size  # that memory has room for
         self._habit, self._stops_at, self._n_vocab = habit, stops_at, n_vocab
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
         self.batches: list[TokenBatch] = []
         self.heads: list[int] = []  # rows for which the head ran again
         self.n_copied = 0
         self._logits: list[NDArray[np.float32]] = []
+
+    def make_room(self, n_positions: int) -> None:
+        if n_positions > self.most_positions:
+            raise OutOfMemoryError(f"no memory is left for {n_positions} tokens", "")
 
     def run(self, batch: TokenBatch) -> RunResult:
         self._check(batch)

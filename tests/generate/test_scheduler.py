@@ -16,7 +16,7 @@ import pytest
 from tests.generate.fake_model import FakeModel
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.config import SamplingConfig
-from vkmoe.errors import VkmoeError
+from vkmoe.errors import OutOfMemoryError, VkmoeError
 from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.generate.text.tokenizer import Tokenizer
@@ -332,6 +332,42 @@ class DamagedModel(FakeModel):
         tops = [bad if batch.tokens[row] == 9 else top
                 for row, top in zip(rows, result.tops, strict=True)]  # fmt: skip
         return result._replace(tops=tuple(tops))
+
+
+def test_a_prompt_that_memory_has_no_room_for_is_refused_before_it_is_read(
+    tiny_tokenizer: Tokenizer,
+) -> None:
+    """The others, those behind it too, get what they get alone."""
+    model = FakeModel(n_regions=2)
+    model.most_positions = 24
+    scheduler = Scheduler(model)
+    fitting = Request((5, 6, 7), GREEDY, 8)
+    asked = (fitting, Request((4,) * 30, GREEDY, 8), fitting)
+    first, refused, last = (begin(scheduler, each, tiny_tokenizer) for each in asked)
+    finish(scheduler)
+    assert isinstance(refused.error, OutOfMemoryError) and refused.n_read == 0
+    assert refused.finish_reason == "interrupt" and max(map(len, model.rows)) < 24
+    assert reply_of(first) == reply_of(last) == alone(fitting, tiny_tokenizer)
+
+
+def test_a_reply_ends_where_memory_does(
+    tiny_tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the text that it has, as at any other limit of its length; the others go on."""
+    model = FakeModel(n_regions=2, max_decode_rows=2, habit=HABIT)
+    model.most_positions = 20
+    scheduler = Scheduler(model)
+    long = Request((5, 6, 7), GREEDY, 50, ignore_eos=True)
+    short = Request((8, 9), GREEDY, 6, ignore_eos=True)
+    cut, whole = (begin(scheduler, each, tiny_tokenizer) for each in (long, short))
+    finish(scheduler)
+    wanted = [alone(each, tiny_tokenizer, habit=HABIT) for each in (long, short)]
+    assert reply_of(whole) == wanted[1]
+    text = "".join(piece.text for piece in cut.take_pieces())
+    assert cut.finish_reason == "length" and cut.error is None
+    assert 10 < len(cut.tokens) - 3 <= 20 - 3 + 1
+    assert text and "".join(piece.text for piece in wanted[0].pieces).startswith(text)
+    assert "a reply ends: no memory is left" in caplog.text
 
 
 def test_bad_logits_of_one_sequence_leave_the_others_alone(tiny_tokenizer: Tokenizer) -> None:

@@ -25,6 +25,7 @@ from vkmoe.kernels.matvec.operations import BLOCK_WEIGHTS, Matrix
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import both
 from vkmoe.models.decoder import Decoder
+from vkmoe.models.kv_caches import KvAddresses
 from vkmoe.models.weights import (
     AttentionWeights,
     BlockWeights,
@@ -34,7 +35,7 @@ from vkmoe.models.weights import (
     ModelWeights,
     with_slots,
 )
-from vkmoe.models.workspace import KvAddresses, Workspace, attention_kernels
+from vkmoe.models.workspace import Workspace, attention_kernels
 from vkmoe.modes import RESIDENT, ExpertMode
 
 WIDTH, N_TOKENS, CONTEXT = 512, 1000, 64
@@ -131,14 +132,13 @@ class Types(NamedTuple):
     down: str = "Q6_K"
 
 
-def layer(memory: Memory, types: Types, spec: LayerSpec, rope_table: int = 0) -> LayerWeights:
+def layer(memory: Memory, types: Types, spec: LayerSpec) -> LayerWeights:
     mixer = spec.mixer
     return LayerWeights(
         latent_attention(memory, mixer)
         if isinstance(mixer, LatentSpec)
         else attention(memory, types, mixer),
         feed_forward(memory, types, spec.feed_forward),
-        rope_table,
     )
 
 
@@ -234,18 +234,20 @@ def token_program(
         ),
     )
     kernels = attention_kernels(spec, CONTEXT, both("f16"), tuning)
-    caches = tuple(
-        KvAddresses(*map(memory.take, kernels[layer.mixer].state_bytes)) for layer in spec.layers
-    )
     ropes = {rope: memory.take(CONTEXT * rope.dim * 4) for rope in spec.ropes}
+    caches = tuple(
+        KvAddresses(
+            CONTEXT, 1, ropes[layer.mixer.rope], *map(memory.take, kernels[layer.mixer].state_bytes)
+        )
+        for layer in spec.layers
+    )
     table_bytes = max(1, n_moe_layers) * (EXPERTS.n_experts + EXPERTS.n_used) * 8
     weights = ModelWeights(
         embeddings=memory.matrix("Q8_0", N_TOKENS, WIDTH),
         output_gain=memory.take(4 * WIDTH),
         output=memory.matrix("Q6_K", N_TOKENS, WIDTH),
         layers=tuple(
-            layer(memory, types, kind, ropes[kind.mixer.rope])
-            for (types, _), kind in zip(layers, spec.layers, strict=True)
+            layer(memory, types, kind) for (types, _), kind in zip(layers, spec.layers, strict=True)
         ),
         expert_table=memory_range(memory.take(table_bytes), table_bytes),
     )

@@ -119,6 +119,14 @@ def test_positions_far_out_are_exact() -> None:
         np.testing.assert_allclose(table[-1, pair], wanted, rtol=0, atol=1e-6)
 
 
+def test_angles_go_by_the_longest_text_there_may_be_and_not_by_the_table() -> None:
+    """So that a table which grows with the text keeps its entries."""
+    long = replace(LONG, original_context=N_POSITIONS - 1)
+    whole, first = (rope_table(long, n, N_POSITIONS) for n in (N_POSITIONS, N_POSITIONS // 2))
+    np.testing.assert_array_equal(first, whole[: N_POSITIONS // 2])
+    assert not np.array_equal(first, rope_table(long, N_POSITIONS // 2))
+
+
 Scaling = Literal["none", "linear", "yarn"]
 
 

@@ -18,6 +18,7 @@ from tests.samples import sampled
 from tools.make_plan_table import MACHINES, MODELS, Machine, opened, plan_of
 from vkmoe.errors import VkmoeError
 from vkmoe.models import ModelFile
+from vkmoe.models.program_sizes import SURE_CTX_SIZE
 from vkmoe.modes import Resident
 from vkmoe.placement.decide import Decision
 from vkmoe.placement.memory import device_budget, host_budget
@@ -65,6 +66,9 @@ def check_the_file(made: Decision, machine: Machine) -> bool:
         for line in plan.lines
         if line.place != "file" and not line.item.startswith(OPTIONAL)
     )
+    # Of the context that there must be room for, some begin with a part.
+    cache = sum(line.n_bytes for line in plan.lines if line.name == "KV cache")
+    others += cache * min(plan.ctx_size, SURE_CTX_SIZE) // plan.first_positions - cache
     margin = 2 * max(made.weights.spans) + 64 * MIB
     if expert_bytes(made) + others + margin > room:
         return False

@@ -114,6 +114,7 @@ class _Decided(NamedTuple):
     best: Candidate
     others: list[Candidate]
     advice: str
+    context_rates: dict[int, float]  # tokens per second, by the tokens before
 
     @property
     def prediction(self) -> Prediction:
@@ -124,6 +125,7 @@ def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> _Deci
     """Decide as a run would that has nothing to measure, and compare the plan with others."""
     from vkmoe.placement.decide import Choosing
     from vkmoe.placement.forecast.advice import advice, alternatives
+    from vkmoe.placement.forecast.context import context_rates
 
     profile = machine.profile
     choosing = Choosing(lambda: profile.speeds, known=True, corrections=machine.corrections)
@@ -137,7 +139,16 @@ def _decided(model: ModelFile, machine: _Machine, engine: EngineConfig) -> _Deci
     made, candidates = decided(engine)
     best = replace(made.candidates[0], plan=made.plan)
     others = alternatives(candidates, made.candidates[0].plan)
-    return _Decided(made, best, others, advice(engine, made, lambda *at: decided(*at)[0]))
+    rates = context_rates(
+        made.plan, model.spec, profile.info, best.prediction.bytes, made.machine, choosing.curve
+    )
+    return _Decided(
+        made,
+        best,
+        others,
+        advice(engine, made, lambda *at: decided(*at)[0]),
+        {n_positions: expected.rate for n_positions, expected in rates},
+    )
 
 
 def decide_here(
@@ -268,6 +279,8 @@ def _speed(profile: DeviceProfile, decided: _Decided) -> list[str]:
         ends = f"{found.without_hits:,.1f} without a hit", f"{found.with_hits_alone:,.1f}"
         rates += [ends[0], f"{ends[1]} with hits alone"]
     lines.append(f"decode        {', '.join(rates)} (predicted, for {found.bound})")
+    behind = [f"{rate:,.1f} behind {n:,} tokens" for n, rate in decided.context_rates.items() if n]
+    lines.append(f"  {'later':11} {', '.join(behind)}: more is read, and fewer experts have slots")
     lines.append(f"prompt        {found.prompt_rate:,.0f} tok/s, of {PROMPT_TOKENS} tokens")
     names = {"device": "device memory", "link": "link", "host": "the CPU's memory", "file": "file"}
     speeds = {key: x for key, x in asdict(machine.speeds).items() if key in names}
@@ -300,6 +313,7 @@ def _document(spec: ModelSpec, profile: DeviceProfile, found: _Decided) -> dict[
         "heaps": {str(heap): n_bytes for heap, n_bytes in made.heap_totals().items()},
         "host_memory_bytes": profile.available_host_bytes,
         "expected": asdict(found.prediction),
+        "rates_behind": {str(n): rate for n, rate in found.context_rates.items()},
         "others": [
             {
                 "mode": each.plan.mode.name,

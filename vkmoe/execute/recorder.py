@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -243,6 +243,14 @@ class TokenPrograms(Closing):
             self.recorded[kind] = self._recorder.record(kind, known)
         return self.recorded[kind]
 
+    def renew(self, decoder: Decoder) -> None:
+        """Record by another decoder from now on, each kind when a batch of it next comes.
+
+        The two differ only in where the KV caches are. Must hold: no submit is in flight.
+        """
+        self._recorder = replace(self._recorder, decoder=decoder)
+        self.recorded.clear()
+
     # ----- running -----
 
     def make_ready(self, batch: TokenBatch) -> None:
@@ -390,7 +398,7 @@ class TokenPrograms(Closing):
 
     def program(self, with_logits: bool = True) -> Program:
         """Return the program of a token as a whole, however it is cut."""
-        return self.recorded[BatchKind("decode", 1, int(with_logits))].program
+        return self.recording(BatchKind("decode", 1, int(with_logits))).program
 
     def close(self) -> None:
         """Free what is held. Must hold: no submit is in flight."""

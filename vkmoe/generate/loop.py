@@ -233,6 +233,10 @@ class Generation:
         """Ask for its end, which the scheduler's next step brings. Mutates."""
         self.is_cancelled = True
 
+    def end_for_room(self) -> None:
+        """End it, with all its text, as there is no room for another token. Mutates."""
+        self._finish("length")
+
     def end(self, reason: FinishReason, error: VkmoeError | None = None) -> None:
         """End it now, without the text that is held back, unless it has ended. Mutates."""
         if not self.is_done:

@@ -27,7 +27,7 @@ class BatchRunner(Protocol):
 
     @property
     def ctx_size(self) -> int:
-        """Return how many positions each region has."""
+        """Return how many positions each region can have."""
 
     @property
     def n_regions(self) -> int:
@@ -44,6 +44,12 @@ class BatchRunner(Protocol):
     @property
     def prompt_rows(self) -> int:
         """Return the most rows of a prompt batch now; it may change from batch to batch."""
+
+    def make_room(self, n_positions: int) -> None:
+        """Give each region so many positions, of those it can have, if it has fewer.
+
+        Raises OutOfMemoryError where memory has no room for them now, with all as it was.
+        """
 
     def run(self, batch: TokenBatch) -> RunResult:
         """Process a batch; its result has the largest logits of each row that wants any.

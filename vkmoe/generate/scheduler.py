@@ -6,17 +6,19 @@ region of the KV caches holds is known to regions.py, what a reply is to loop.py
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vkmoe.batch import MAX_LATER, Phase, RunResult, TokenBatch
 from vkmoe.choices import DraftWay
-from vkmoe.errors import VkmoeError
+from vkmoe.errors import OutOfMemoryError, VkmoeError
 from vkmoe.generate.loop import Generation
 from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner, heads
 
+log = logging.getLogger("vkmoe")
 _LOOKED_UP = (3, 2)  # of the groups of tokens that are looked up, the surest first
 _FIRST_DRAFT = 3  # of a draft, while nothing is known of how good they are
 
@@ -132,7 +134,8 @@ class Scheduler:
         """
         news = self.sweep()
         try:
-            self._admit()
+            news += self._admit()
+            news += self._end_without_room()
             reading, writing = self._in_turn(reads=True), self._in_turn(reads=False)
             self._n_owed = min(self._n_owed, len(writing))
             phase: Phase = "decode" if writing and (self._n_owed or not reading) else "prompt"
@@ -181,10 +184,20 @@ class Scheduler:
             if (self.regions.n_rows(sequence.region) < sequence.generation.n_prompt) == reads
         ]
 
-    def _admit(self) -> None:
-        """Give those that have waited longest the regions that are free."""
+    def _admit(self) -> list[Generation]:
+        """Give those that have waited longest the regions that are free.
+
+        Returns those that ended, because memory has no room for their prompt.
+        """
+        refused = []
         while self._waiting and self.regions.n_free:
             generation = self._waiting.popleft()
+            try:
+                self._runner.make_room(generation.n_prompt)
+            except OutOfMemoryError as error:
+                generation.end("interrupt", error)
+                refused.append(generation)
+                continue
             # The last token runs in any case: its logits choose the first one of the reply.
             prefix = generation.tokens[: generation.n_prompt - 1]
             if generation.request.reads_all:
@@ -194,6 +207,21 @@ class Scheduler:
             self._running.append(sequence)
             generation.begin()
             generation.n_reused = generation.n_read = self.regions.keep(sequence.region, prefix)
+        return refused
+
+    def _end_without_room(self) -> list[Generation]:
+        """End replies for which memory has no room any more, and return them."""
+        ended = []
+        for sequence in self._in_turn(reads=False):
+            n_wanted = self.regions.n_rows(sequence.region) + self._runner.max_decode_rows
+            try:
+                self._runner.make_room(min(n_wanted, self._runner.ctx_size))
+            except OutOfMemoryError as error:
+                log.warning("a reply ends: %s", error)
+                sequence.generation.end_for_room()
+                self._let_go(sequence)
+                ended.append(sequence.generation)
+        return ended
 
     def _prompt_rows(self, reading: Sequence[_Sequence]) -> list[_Rows]:
         """Fill a batch with rows of prompts, in turn.

@@ -29,6 +29,17 @@ class Placement(NamedTuple):
     offset: int
     address: int
 
+    def in_chunk(self, chunk: _native.Buffer) -> Placement:
+        """Return the same place in another chunk of an arena that was laid out alike."""
+        behind_first = self.offset - _first_offset(self.address - self.offset)
+        offset = behind_first + _first_offset(chunk.address)
+        return Placement(chunk, offset, chunk.address + offset)
+
+
+def _first_offset(address: int) -> int:
+    """Return where the first span of a chunk at an address begins."""
+    return -address % ALIGNMENT
+
 
 def round_up(n_bytes: int, alignment: int = ALIGNMENT) -> int:
     """Round up to whole multiples of `alignment`."""
@@ -97,7 +108,7 @@ class Arena:
     """Allocates the chunks of a layout, all or none, and hands out its spans in their order."""
 
     def __init__(self, device: Device, intent: Intent, name: str, layout: ArenaLayout) -> None:
-        self._name = name
+        self._device, self._intent, self._name = device, intent, name
         self._chunks: list[_native.Buffer] = []
         cap = chunk_cap(device.info)
         if max(layout.buffers, default=0) - ALIGNMENT > cap:
@@ -129,6 +140,11 @@ class Arena:
         """Free the last chunk. Must hold: nothing reads or writes its spans, none is handed out."""
         self._chunks.pop().close()
 
+    def allocate_last(self, n_bytes: int) -> _native.Buffer:
+        """Allocate a chunk like one that `free_last` freed. Raises OutOfMemoryError."""
+        self._chunks.append(self._device.allocate(self._intent, n_bytes, self._name))
+        return self._chunks[-1]
+
     def place(self, n_bytes: int) -> Placement:
         """Hand out the next span, which must have been laid out as one of these bytes."""
         span_bytes, place = next(self._spans)
@@ -144,7 +160,7 @@ class Arena:
     def _placements(self, layout: ArenaLayout) -> Iterator[tuple[int, Placement]]:
         for run in layout.runs:
             chunk = self._chunks[run.chunk]
-            first = -chunk.address % ALIGNMENT + run.offset
+            first = _first_offset(chunk.address) + run.offset
             for index in range(run.n_spans):
                 offset = first + index * run.span_bytes
                 yield run.span_bytes, Placement(chunk, offset, chunk.address + offset)

@@ -30,8 +30,9 @@ from vkmoe.kernels.prompt_attention.operations import (
     latent_prompt_attention,
     prompt_attention,
 )
+from vkmoe.models.kv_caches import KvAddresses
 from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
-from vkmoe.models.workspace import AttentionKernels, KvAddresses, LatentWorkspace, Workspace
+from vkmoe.models.workspace import AttentionKernels, LatentWorkspace, Workspace
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class AttentionBlock(ABC):
 
     @property
     def kernels(self) -> AttentionKernels:
-        """Return the shape and split of the layer's attention."""
-        return self.space.attention[self.spec.layers[self.index].mixer]
+        """Return the shape and split of the layer's attention, in caches as large as they are."""
+        kernels = self.space.attention[self.spec.layers[self.index].mixer]
+        return kernels.of_context(self.cache.context)
 
     @abstractmethod
     def _attend(self, op: OpContext, norm: NormInput) -> None:
@@ -117,7 +119,7 @@ class GroupedAttention(AttentionBlock):
         return KvCache(
             cache.keys,
             cache.values,
-            self.layer.rope_table,
+            cache.rope_table,
             weights.q_gain,
             weights.k_gain,
             weights.sinks,
@@ -169,7 +171,7 @@ class LatentAttention(AttentionBlock):
 
     def _latent_cache(self, weights: LatentWeights) -> LatentCache:
         cache = self.cache
-        return LatentCache(cache.keys, self.layer.rope_table, weights.kv_gain, cache.n_regions)
+        return LatentCache(cache.keys, cache.rope_table, weights.kv_gain, cache.n_regions)
 
     def _prompt_queries(
         self, op: OpContext, weights: LatentWeights, latent: LatentSpec

@@ -22,8 +22,9 @@ from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.models.attention import MIXERS, AttentionBlock
 from vkmoe.models.feed_forward import FeedForwardBlock
+from vkmoe.models.kv_caches import KvAddresses
 from vkmoe.models.weights import ModelWeights
-from vkmoe.models.workspace import KvAddresses, Workspace
+from vkmoe.models.workspace import Workspace
 from vkmoe.modes import RESIDENT, ExpertMode
 
 
@@ -54,8 +55,8 @@ class Decoder:
 
     @property
     def cache_bytes(self) -> list[int]:
-        """List the bytes of each layer's KV cache."""
-        kinds = (self.workspace.attention[layer.mixer] for layer in self.spec.layers)
+        """List the bytes of each layer's KV cache, of one sequence."""
+        kinds = (self._mixer(index).kernels for index in range(self.spec.n_layers))
         return [sum(kind.state_bytes) for kind in kinds]
 
     def program(self, kind: BatchKind) -> Program:

@@ -17,30 +17,49 @@ from vkmoe.kv_types import KvTypes, both
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels
 
-DEFAULT_CTX_SIZE, LEAST_CTX_SIZE = 8192, 512  # the least that is chosen unasked
+SURE_CTX_SIZE, LEAST_CTX_SIZE = 8192, 512  # that there is room for unasked; at least
+FIRST_POSITIONS = 2048  # that KV caches begin with
+CONTEXT_STEP = 1024  # positions by which they grow
 PROMPT_ROWS = (32, 64, 128, 256, 512, 1024)  # sizes of programs below the largest
 CPU_UBATCH, GPU_UBATCH = 128, 512
 LEAST_ROWS = 64  # of the longest chunks that are planned unasked
 
 
-def context_size(config: EngineConfig, spec: ModelSpec) -> int:
-    """Choose how many tokens the KV cache holds. Raises UsageError for more than can be."""
-    n_tokens = min(spec.context_length, config.ctx_size or DEFAULT_CTX_SIZE)
+def sure_context(config: EngineConfig, spec: ModelSpec) -> int:
+    """Return for how many tokens the KV cache must have room: those asked for, or a default.
+
+    Raises UsageError for more than can be.
+    """
+    n_tokens = min(spec.context_length, config.ctx_size or SURE_CTX_SIZE)
     if config.ctx_size is not None and config.ctx_size > spec.context_length:
         raise UsageError(
             f"--ctx-size {config.ctx_size} is more than the {spec.context_length} tokens "
             f"{spec.name} was trained for",
             f"use at most {spec.context_length}",
         )
-    few = 4  # rows of as many positions fill whole words of 16 bytes
-    most_bytes = max(cache_bytes(spec, few, kv_types(config, spec)))
-    largest = (MAX_CACHE_BYTES - 1) * few // most_bytes
+    largest = _largest_context(config, spec, MAX_CACHE_BYTES - 1)
     if n_tokens > largest:
         raise UsageError(
             f"a context of {n_tokens} tokens makes the KV cache of a layer larger than 4 GiB",
             f"use --ctx-size {largest} or less",
         )
     return n_tokens
+
+
+def largest_context(config: EngineConfig, spec: ModelSpec, chunk_bytes: int) -> int:
+    """Return how many tokens the KV cache may grow to: those asked for, or the model's.
+
+    The caches of a layer end at 4 GiB, and together at the `chunk_bytes` of an allocation.
+    """
+    most = min(_largest_context(config, spec, MAX_CACHE_BYTES - 1), spec.context_length)
+    whole = chunk_bytes // config.parallel
+    return min(most, config.ctx_size or most, _largest_context(config, spec, whole))
+
+
+def _largest_context(config: EngineConfig, spec: ModelSpec, n_bytes: int) -> int:
+    """Return for how many tokens the largest cache of a sequence takes so many bytes."""
+    few = 4  # rows of as many positions fill whole words of 16 bytes
+    return n_bytes * few // max(cache_bytes(spec, few, kv_types(config, spec)))
 
 
 def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
@@ -98,7 +117,7 @@ def workspace_of(
 
     `shares`: another device computes experts. Raises UsageError where the device cannot bind it.
     """
-    ctx_size, types = context_size(config, spec), kv_types(config, spec)
+    ctx_size, types = sure_context(config, spec), kv_types(config, spec)
     attention = attention_kernels(spec, ctx_size, types, tuning)
     workspace = Workspace(spec, tuning, attention, row_sizes(config, device, n_rows), shares)
     largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)

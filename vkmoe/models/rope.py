@@ -128,12 +128,13 @@ def _factors(metadata: Metadata, name: str, dim: int) -> tuple[float, ...]:
 SLICE_POSITIONS = 4096  # float64 is held for so many only: a long context has a large table
 
 
-def rope_table(rope: RopeSpec, n_positions: int) -> NDArray[np.float32]:
+def rope_table(rope: RopeSpec, n_positions: int, most: int = 0) -> NDArray[np.float32]:
     """Compute (cos, sin) of each pair at each position: float32 [n_positions, dim / 2, 2].
 
-    longrope has other factors where there are more positions than the original context has.
+    longrope has other factors where there may be more positions than the original context has:
+    `most`, or `n_positions` where these are more.
     """
-    frequencies, magnitude = _frequencies(rope, n_positions)
+    frequencies, magnitude = _frequencies(rope, max(n_positions, most))
     table = np.empty((n_positions, len(frequencies), 2), np.float32)
     for start in range(0, n_positions, SLICE_POSITIONS):
         rows = table[start : start + SLICE_POSITIONS]

@@ -101,14 +101,13 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Holds the weights of a layer, and the address of the rotary table its mixer reads.
+    """Holds the weights of a layer.
 
     `in_host`: what every token reads of it is in host memory.
     """
 
     mixer: AttentionWeights | LatentWeights
     feed_forward: FeedForwardWeights
-    rope_table: int
     in_host: bool = False
 
     @property

@@ -1,7 +1,6 @@
-"""This module has what a token's computation works on besides weights: tensors and the KV cache.
+"""This module describes what a token's computation works on besides weights and the KV cache.
 
-Owns the cache's memory; the workspace only describes tensors, in shapes that follow from a model's
-description. What lies where in a cache is the subject of kv_types.py.
+A workspace only describes tensors, in shapes that follow from a model's description.
 """
 
 from __future__ import annotations
@@ -10,10 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vkmoe.batch import Phase
-from vkmoe.closing import Closing
-from vkmoe.facts import ArenaLayout, ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
-from vkmoe.gpu.arena import Arena
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import param_words
 from vkmoe.kernels.attention.shapes import (
@@ -43,6 +39,10 @@ class AttentionKernels:
     def state_bytes(self) -> tuple[int, ...]:
         """Count the bytes of each cache of a layer, for one sequence."""
         return self.shape.cache_bytes
+
+    def of_context(self, n_positions: int) -> AttentionKernels:
+        """Return the same with so many positions in its caches."""
+        return replace(self, shape=replace(self.shape, context=n_positions))
 
     def strips(self, cache: int) -> Iterator[tuple[int, int]]:
         """Yield the parts of a region of a cache that hold all positions behind one another.
@@ -228,70 +228,3 @@ def router_shape(spec: ModelSpec) -> RouterShape:
     experts = spec.experts
     assert experts is not None, spec.name
     return RouterShape.of(experts)
-
-
-@dataclass(frozen=True)
-class KvAddresses:
-    """Holds the addresses of a layer's K and V caches; if latent, of the compressed rows alone."""
-
-    keys: int
-    values: int = 0
-    n_regions: int = 1  # one for each sequence, behind one another
-
-
-class KvCaches(Closing):
-    """Owns the caches of every layer, cleared: a region of each for every sequence.
-
-    Raises OutOfMemoryError with none left allocated.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        layout: ArenaLayout,
-        layers: Sequence[AttentionKernels],
-        n_regions: int = 1,
-    ) -> None:
-        """Allocate the caches of each layer: keys and values, or one of both."""
-        self._device, self._layers, self.n_regions = device, layers, n_regions
-        self._arena = Arena(device, "device", "KV cache", layout)
-        try:
-            self._places = [
-                [self._arena.place(n_bytes * n_regions) for n_bytes in layer.state_bytes]
-                for layer in layers
-            ]
-            with translate_errors("clearing the KV cache"):
-                recorder = device.native.recorder()
-                for layer, places in zip(layers, self._places, strict=True):
-                    for n_bytes, place in zip(layer.state_bytes, places, strict=True):
-                        recorder.fill(place.buffer, place.offset, n_bytes * n_regions, 0)
-                device.native.submit(recorder.finish()).wait()
-        except BaseException:
-            self.close()
-            raise
-        self.addresses = tuple(
-            KvAddresses(keys.address, values[0].address if values else 0, n_regions)
-            for keys, *values in self._places
-        )
-
-    def copy(self, source: int, target: int, n_positions: int) -> None:
-        """Make the first positions of one region those of another. Raises DeviceLostError.
-
-        Must hold: no submit is in flight.
-        """
-        with translate_errors("copying a part of the KV cache"):
-            recorder = self._device.native.recorder()
-            for layer, places in zip(self._layers, self._places, strict=True):
-                for cache, (n_bytes, place) in enumerate(
-                    zip(layer.state_bytes, places, strict=True)
-                ):
-                    for first, position_bytes in layer.strips(cache):
-                        before, after = (
-                            place.offset + n_bytes * region + first for region in (source, target)
-                        )
-                        copied = position_bytes * n_positions
-                        recorder.copy(place.buffer, before, place.buffer, after, copied)
-            self._device.native.submit(recorder.finish()).wait()
-
-    def close(self) -> None:
-        self._arena.close()

@@ -40,7 +40,7 @@ from vkmoe.models.program_sizes import (
     LEAST_CTX_SIZE,
     TokenBuffers,
     chunks_to_try,
-    context_size,
+    sure_context,
     workspace_of,
 )
 from vkmoe.models.workspace import Workspace
@@ -142,7 +142,7 @@ def decide(
 
 def _shorter(config: EngineConfig, spec: ModelSpec) -> Iterator[EngineConfig]:
     """Yield what may be tried where the default context does not fit: it is halved."""
-    n_tokens = context_size(config, spec)
+    n_tokens = sure_context(config, spec)
     while config.ctx_size is None and n_tokens > LEAST_CTX_SIZE:
         n_tokens = max(LEAST_CTX_SIZE, n_tokens // 2)
         yield replace(config, ctx_size=n_tokens)
@@ -167,7 +167,7 @@ def _with_fewer_layers(config: EngineConfig, given: _Given) -> Decision | None:
 def _reduced(decision: Decision, asked: EngineConfig, spec: ModelSpec) -> Decision:
     """Say of a decision what is less in it than was `asked`, which did not fit."""
     made, reasons, notes = decision.plan, dict[str, str](), list(decision.plan.notes)
-    whole = context_size(asked, spec)
+    whole = sure_context(asked, spec)
     if made.ctx_size < whole:
         reasons["KV cache"] = f"reduced from {whole}, which does not fit; --ctx-size changes it"
         notes.append(f"the context is {made.ctx_size} tokens, because {whole} do not fit")

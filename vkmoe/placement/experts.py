@@ -21,7 +21,7 @@ from vkmoe.experts.store.table import N_VERSIONS
 from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.slot_curves import LayerCurves
 from vkmoe.facts import Allocation, CacheSizing, DeviceInfo, MemoryPlan, WeightBytes, in_mib
-from vkmoe.gpu.arena import lay_out_alike, lay_out_spans, round_up
+from vkmoe.gpu.arena import SLOT_CHUNK, lay_out_alike, lay_out_spans, round_up
 from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
 from vkmoe.modes import RESIDENT, AtHome, Cache, CpuLayers, ExpertMode, Hybrid
 from vkmoe.placement.memory import GRANULARITY, allocation, layout_bytes, size_option
@@ -98,6 +98,11 @@ class Way(NamedTuple):
     n_landing: int = 0  # slots of each layer in which experts land while they are read
     brings: bool = False  # experts of prompts to places on the device
     cpu_layers: int = 0  # whose experts the CPU computes, from the first on
+
+    @property
+    def gives(self) -> bool:
+        """Say whether slots may be given back: where an expert is computed may not depend on it."""
+        return isinstance(self.mode, Cache)
 
 
 # ----- the ways there are -----
@@ -187,6 +192,24 @@ def place_experts(given: ExpertRoom, way: Way) -> MemoryPlan:
     else:
         made = _Placing(given, way).plan()
     return _with_executor(made, given.config)
+
+
+def given_by_slots(made: MemoryPlan, weights: WeightBytes, n_used: int) -> int:
+    """Count the bytes that slots of a plan can give back, in whole chunks of theirs.
+
+    A layer keeps as many as a token uses. What has no home leaves for a free place of the host's.
+    """
+    if not made.gives_slots or not made.expert_slots:
+        return 0
+    spans = [round_up(size) for size in weights.spans]
+    kept = (min(n, n_used) for n in made.expert_slots)
+    slots = zip(made.expert_slots, kept, spans, strict=True)
+    n_bytes = sum((n - n_kept) * size for n, n_kept, size in slots)
+    if made.exchanges:
+        pool = zip(made.host_slots, dict.fromkeys(spans), strict=True)
+        places = sum(n * size for n, size in (*zip(made.expert_slots, spans, strict=True), *pool))
+        n_bytes = min(n_bytes, places - weights.experts)
+    return max(0, n_bytes - SLOT_CHUNK)
 
 
 def _idle(why: str, *options: str) -> tuple[str, ...]:

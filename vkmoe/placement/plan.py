@@ -9,8 +9,10 @@ models/program_sizes.py.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 from vkmoe.choices import BufferName
@@ -31,21 +33,23 @@ from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.kernels.handover.operations import HANDED, JOINED
+from vkmoe.models.kv_caches import cache_layouts, growth_bytes
 from vkmoe.models.program_sizes import (
-    DEFAULT_CTX_SIZE,
+    CONTEXT_STEP,
+    FIRST_POSITIONS,
     TokenBuffers,
     cache_bytes,
-    context_size,
     kv_types,
+    largest_context,
+    sure_context,
 )
 from vkmoe.modes import RESIDENT, Hybrid
-from vkmoe.placement.experts import ExpertRoom, place_experts, ways
+from vkmoe.placement.experts import ExpertRoom, Way, given_by_slots, place_experts, ways
 from vkmoe.placement.memory import (
     allocation,
     device_budget,
     host_budget,
     is_mapped,
-    layout_bytes,
     option_of,
 )
 from vkmoe.placement.pools import PoolRoom
@@ -74,8 +78,7 @@ def plans(
         given = planner.expert_room(curve)
         for way in ways(given):
             try:
-                made = place_experts(given, way)
-                planner.check_host(made)
+                made = planner.complete(given, way)
             except (OutOfMemoryError, UsageError) as refusal:
                 error = refusal
                 continue
@@ -106,33 +109,63 @@ class _Planner:
     def expert_room(self, curve: HitCurve) -> ExpertRoom:
         """Find the room of experts. Raises OutOfMemoryError where there is none."""
         config, device, experts = self.config, self.device, self.spec.experts
-        base = self._base()
-        needed = base.total("device") + base.total("host") * device.is_uma
-        budget = device_budget(device, self.host_bytes, config.vram_margin_bytes)
+        sure, budget = self._base(sure_context(config, self.spec)), self._budget
+        needed = self._taken(sure)
         if needed > budget:
-            largest = _largest(base, ("device",))
+            largest = _largest(sure, ("device",))
             less = _hint(config, largest[0].name)
             less = "lower --vram-margin" if config.vram_margin_bytes else less
             memory = f"{device.name}'s memory without its experts"
             raise self._too_large(needed, memory, largest, budget, less)
         n_experts, n_used = (experts.n_experts, experts.n_used) if experts else (0, 0)
         free, brings = budget - needed, self.scratch.brings
-        pool = self._pool_room(base, free)
+        pool = self._pool_room(sure, free)
         return ExpertRoom(
-            config, n_experts, n_used, self.weights, device, free, pool, base, brings, curve
+            config, n_experts, n_used, self.weights, device, free, pool, sure, brings, curve
         )
 
-    def _base(self) -> MemoryPlan:
-        """Plan all but experts."""
+    @property
+    def _budget(self) -> int:
+        return device_budget(self.device, self.host_bytes, self.config.vram_margin_bytes)
+
+    def _taken(self, made: MemoryPlan) -> int:
+        """Count the bytes that a plan takes of the device's budget."""
+        return made.total("device") + made.total("host") * self.device.is_uma
+
+    def with_context(self, made: MemoryPlan) -> MemoryPlan:
+        """Say how far the KV cache of a plan can grow: at least as far as it must.
+
+        Raises OutOfMemoryError where it cannot.
+        """
+        config, spec = self.config, self.spec
+        growth = partial(growth_bytes, self.device, spec, made)
+        spare = max(0, self._budget - self._taken(made))
+        n_used = spec.experts.n_used if spec.experts else 0
+        room = spare + given_by_slots(made, self.weights, n_used)
+        least = sure_context(config, spec)
+        if growth(least) > room:
+            raise OutOfMemoryError(
+                f"a context of {least} tokens needs {in_mib(growth(least))} more, "
+                f"{in_mib(room)} can be freed for it",
+                _hint(config, "KV cache"),
+            )
+        most = max(least, largest_context(config, spec, chunk_cap(self.device)))
+        sizes = [least, *range(round_up(least + 1, CONTEXT_STEP), most, CONTEXT_STEP), most]
+        n_fitting = bisect_right(sizes, room, key=growth)
+        return replace(made, ctx_size=sizes[n_fitting - 1], spare_bytes=spare)
+
+    def _base(self, n_positions: int) -> MemoryPlan:
+        """Plan all but experts, with so many positions in the KV cache."""
         config = self.config
-        lines = (*self._trunk_lines(), *self._cache_lines(), *self._other_lines())
+        lines = (*self._trunk_lines(), *self._cache_lines(n_positions), *self._other_lines())
         return MemoryPlan(
-            context_size(config, self.spec),
+            sure_context(config, self.spec),
             kv_types(config, self.spec),
             RESIDENT,
             tuple(line for line in lines if line.n_bytes),
             chunk_rows=self.scratch.rows,
             n_regions=config.parallel,
+            first_positions=n_positions,
             host_layers=self._host_layers,
         )
 
@@ -144,6 +177,25 @@ class _Planner:
         heaps = [heap.size for heap in self.device.heaps if not heap.device_local]
         heap = max(heaps, default=self.host_bytes)
         return PoolRoom(min(unasked, heap) - on_host, min(self.host_bytes, heap) - on_host)
+
+    def complete(self, given: ExpertRoom, way: Way) -> MemoryPlan:
+        """Complete the plan in a way.
+
+        Slots that may be given back have most of the memory of the KV cache until that grows.
+        Raises OutOfMemoryError, UsageError.
+        """
+        if way.gives and not self.device.is_uma and not self.config.slots_option:
+            short = self._base(min(given.base.first_positions, FIRST_POSITIONS))
+            lent = self._taken(given.base) - self._taken(short)
+            with suppress(OutOfMemoryError):
+                room = replace(given, free=given.free + lent, base=short)
+                return self._checked(replace(place_experts(room, way), gives_slots=True))
+        return self._checked(place_experts(given, way))
+
+    def _checked(self, made: MemoryPlan) -> MemoryPlan:
+        """Say how far the context of a plan that fits can grow. Raises OutOfMemoryError."""
+        self.check_host(made)
+        return self.with_context(made)
 
     def check_host(self, made: MemoryPlan) -> None:
         """Refuse a plan for which the host would have to swap. Raises OutOfMemoryError."""
@@ -175,31 +227,24 @@ class _Planner:
         n_layers, asked = len(self.weights.layer_pieces), self.config.gpu_layers
         return 0 if asked is None else max(0, n_layers - asked)
 
-    @property
-    def _rope_bytes(self) -> list[int]:
-        n_rows = context_size(self.config, self.spec)
-        return [round_up(n_rows * rope.dim * 4) for rope in self.spec.ropes]
-
     def _trunk_lines(self) -> Iterator[Allocation]:
         line, weights, n_host = partial(allocation, self.device), self.weights, self._host_layers
         on_device, on_host = weights.trunk_pieces(n_host)
-        # Rotary tables are behind weights.
-        trunk = lay_out_spans(self.device, [*on_device, *self._rope_bytes])
-        n_bytes = layout_bytes([trunk]) - sum(self._rope_bytes)
+        trunk = lay_out_spans(self.device, on_device)
         item, reason = "weights used by every token", "read for each token"
         if weights.mapped:
             yield Allocation("weights", "file", weights.mapped, "read where the file is mapped")
             item, reason = "addresses of blocks", "where weights are in the file"
-        yield line(item, "device", reason, "weights", [trunk], n_bytes)
+        yield line(item, "device", reason, "weights", [trunk])
         item = f"weights of the last {n_host} of {self.spec.n_layers} layers"
         layouts = [lay_out_spans(self.device, on_host)]
         yield line(item, "host", "as --gpu-layers", "host weights", layouts)
         reason = "kernels cannot read them as they are in the file"
         yield line("other weights", "host", reason, n_bytes=weights.copied)
 
-    def _cache_lines(self) -> Iterator[Allocation]:
+    def _cache_lines(self, n_tokens: int) -> Iterator[Allocation]:
         config, spec, device = self.config, self.spec, self.device
-        n_tokens, types = context_size(config, spec), kv_types(config, spec)
+        types = kv_types(config, spec)
         sizes = [config.parallel * n_bytes for n_bytes in cache_bytes(spec, n_tokens, types)]
         if max(sizes) > chunk_cap(device):
             raise OutOfMemoryError(
@@ -209,12 +254,12 @@ class _Planner:
             )
         of_each = f" for each of {config.parallel}" if config.parallel > 1 else ""
         item = f"KV cache, {n_tokens} tokens{of_each}, {types}"
-        default = f"the model's context, at most {DEFAULT_CTX_SIZE}; --ctx-size changes it"
-        reason = "as --ctx-size" if config.ctx_size else default
-        caches = [lay_out_spans(device, sizes)]
+        reason = "as --ctx-size" if config.ctx_size else "it grows with the longest text"
+        layouts = cache_layouts(device, spec, n_tokens, types, config.parallel)
+        ropes, caches = layouts[: len(spec.ropes)], layouts[len(spec.ropes) :]
         yield allocation(device, item, "device", reason, "KV cache", caches)
-        item, reason, n_bytes = "rotary table", "one entry per position", sum(self._rope_bytes)
-        yield allocation(device, item, "device", reason, "weights", n_bytes=n_bytes)
+        reason = "one entry per position"
+        yield allocation(device, "rotary table", "device", reason, "KV cache", ropes)
 
     def _other_lines(self) -> Iterator[Allocation]:
         device, scratch = self.device, self.scratch

@@ -18,8 +18,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
 from vkmoe.cpu.device import CpuDevice
@@ -33,7 +31,6 @@ from vkmoe.gpu.program import Range, memory_range
 from vkmoe.interrupts import result_of
 from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
 from vkmoe.models import ModelFile
-from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
 from vkmoe.models.weights import (
     AttentionWeights,
@@ -220,14 +217,7 @@ class _Loader:
         placer.trunk = on_device
         output_gain = placer.vector(tensors.output_gain)
         output = embeddings if tied else placer.matrix(tensors.output)
-        ropes = {
-            rope: placer.place(rope_table(rope, self._plan.ctx_size).view(np.uint8).reshape(-1))
-            for rope in spec.ropes
-        }
-        layers = tuple(
-            LayerWeights(mixer, feed_forward, ropes[layer.mixer.rope], in_host)
-            for (mixer, feed_forward, in_host), layer in zip(parts, spec.layers, strict=True)
-        )
+        layers = tuple(LayerWeights(*part) for part in parts)
         return ModelWeights(embeddings, output_gain, output, layers, table)
 
     def cpu_weights(self) -> CpuWeights | None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.errors import GpuError
+from vkmoe.errors import GpuError, OutOfMemoryError
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
 from vkmoe.experts.decide.reasons import Left
@@ -296,6 +296,21 @@ class ExpertCache:
             n_freed += slots.free(numbers)
         self.resize(np.minimum(wanted, locations.capacities).tolist())
         return int((wanted - locations.capacities).sum()), n_freed
+
+    def take_back(self, n_bytes: int) -> tuple[int, int]:
+        """Take back memory that `give_back` freed, at most so many bytes; return slots and bytes.
+
+        Between runs. The slots are free. Takes none where the device refuses it.
+        """
+        slots, n_slots, n_taken = self._memory.slots, 0, 0
+        while 0 < (size := slots.bytes_to_take_back) <= n_bytes - n_taken:
+            try:
+                numbers = slots.take_back()
+            except OutOfMemoryError:
+                break
+            self.residency.locations.restore(numbers)
+            n_slots, n_taken = n_slots + len(numbers), n_taken + size
+        return n_slots, n_taken
 
     def resize(self, capacities: Sequence[int]) -> None:
         """Use so many slots of each pool from now on; the others stay, empty.

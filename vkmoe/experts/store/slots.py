@@ -36,7 +36,11 @@ class Slot:
     address: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.address = self.memory.address
+        self.move(self.memory)
+
+    def move(self, memory: Placement) -> None:
+        """Have other memory. Mutates."""
+        self.memory, self.address = memory, memory.address
 
     def writable(self, oldest_read: int) -> bool:
         """Return whether no submit, in flight or to come, can read this slot, which is not mapped.
@@ -65,7 +69,9 @@ class SlotManager(Closing):
         self._device, self._pools, self._poison = device, tuple(pools), poison
         self.n_landing, self._intent = n_landing, intent
         self._arenas: dict[int, Arena] = {}  # by slot bytes
+        self._freed: list[tuple[Arena, int, Keys]] = []  # chunks: their bytes, and their slots
         self.all: list[Slot] = []  # by number, pool after pool
+        self.addresses: NDArray[np.uint64]  # of each slot, by number
         try:
             self._allocate()
         except BaseException:
@@ -84,11 +90,6 @@ class SlotManager(Closing):
             for size in {pool.slot_bytes for pool in self._pools if layer in pool.layers}
             for chunk in self._arenas[size].chunks
         )
-
-    @property
-    def addresses(self) -> NDArray[np.uint64]:
-        """Return the address of each slot, by number."""
-        return np.array([slot.address for slot in self.all], np.uint64)
 
     @staticmethod
     def unmap(slots: Iterable[Slot], version: int) -> None:
@@ -121,9 +122,29 @@ class SlotManager(Closing):
         slot = self.all[numbers[0]]
         arena = self._arenas[self._pools[slot.pool].slot_bytes]
         assert arena.chunks[-1] is slot.memory.buffer, "another chunk"
-        before = arena.n_bytes
+        self._freed.append((arena, slot.memory.buffer.size, numbers))
         arena.free_last()
-        return before - arena.n_bytes
+        return self.bytes_to_take_back
+
+    @property
+    def bytes_to_take_back(self) -> int:
+        """Count the bytes of the chunk that was freed last; 0: all are there."""
+        return self._freed[-1][1] if self._freed else 0
+
+    def take_back(self) -> Keys:
+        """Allocate the chunk that was freed last; return the numbers of its slots.
+
+        Raises OutOfMemoryError, with the chunk still free.
+        """
+        arena, n_bytes, numbers = self._freed[-1]
+        chunk = arena.allocate_last(n_bytes)
+        self._freed.pop()
+        slots = self.at(numbers)
+        for slot in slots:
+            slot.move(slot.memory.in_chunk(chunk))
+        self.addresses[numbers] = [slot.address for slot in slots]
+        self._fill(slots)
+        return numbers
 
     def close(self) -> None:
         for arena in self._arenas.values():
@@ -150,6 +171,7 @@ class SlotManager(Closing):
             size = self._pools[index].slot_bytes
             slots[index].append(Slot(self._arenas[size].place(size), index))
         self.all = [slot for of_pool in slots for slot in of_pool]
+        self.addresses = np.array([slot.address for slot in self.all], np.uint64)
         if self._intent == "device" or self._poison:
             self._fill(self.all)
 

@@ -75,7 +75,6 @@ class Tier:
         self._sizes = np.array(self.span_bytes, np.int64)
         self._n_experts = self.locations.space.n_experts
         self._n_per_upload = max(1, self.max_copy_bytes // max(self.span_bytes))
-        self._addresses = self.slots.addresses
         self._pending: list[_Pending] = []
 
     @property
@@ -97,7 +96,7 @@ class Tier:
 
     def addresses(self, keys: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the addresses of the slots that experts have. Must hold: all have one."""
-        return self._addresses[self.locations.slots_of(keys)]
+        return self.slots.addresses[self.locations.slots_of(keys)]
 
     def bring(self, moves: Sequence[Move], wait: bool = False, urgent: bool = False) -> None:
         """Carry out moves: begin to copy them, behind those that waited already.

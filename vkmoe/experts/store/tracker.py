@@ -114,6 +114,14 @@ class ExpertTracker:
         self._table.end_all()
         return self.cache.give_back(n_bytes) if self.cache is not None else (0, 0)
 
+    def take_back(self, n_bytes: int) -> tuple[int, int]:
+        """Take memory back that was given, as `ExpertCache.take_back` does.
+
+        Must hold: no submit is in flight.
+        """
+        self._table.end_all()
+        return self.cache.take_back(n_bytes) if self.cache is not None else (0, 0)
+
     def resize(self, capacities: Sequence[int]) -> None:
         """Use so many slots of each pool from now on, as `ExpertCache.resize` does.
 
