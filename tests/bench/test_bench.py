@@ -160,7 +160,6 @@ def test_plans(cache: list[str]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.full
 def test_long_context(tmp_path: Path) -> None:
     """The caches take memory from slots, which have it back behind another text."""
     few = ["--cache", str(tmp_path), "--tokens", "3000", "--picture", str(tmp_path / "made.png")]
@@ -172,6 +171,7 @@ def test_long_context(tmp_path: Path) -> None:
     assert (tmp_path / "made.png").stat().st_size > 10_000
 
 
+@pytest.mark.full
 def test_prompt_link(tmp_path: Path) -> None:
     """An arm has its seconds on the device as it is, and then also how busy the link is."""
     few = ["--cache", str(tmp_path), "--lengths", "40", "--ubatch-size", "64", "--repeats", "1"]
