@@ -280,7 +280,8 @@ def _speed(profile: DeviceProfile, decided: _Decided) -> list[str]:
         rates += [ends[0], f"{ends[1]} with hits alone"]
     lines.append(f"decode        {', '.join(rates)} (predicted, for {found.bound})")
     behind = [f"{rate:,.1f} behind {n:,} tokens" for n, rate in decided.context_rates.items() if n]
-    lines.append(f"  {'later':11} {', '.join(behind)}: more is read, and fewer experts have slots")
+    slots = ", and fewer experts have slots" if decided.best.plan.gives_slots else ""
+    lines.append(f"  {'later':11} {', '.join(behind)}: more is read{slots}")
     lines.append(f"prompt        {found.prompt_rate:,.0f} tok/s, of {PROMPT_TOKENS} tokens")
     names = {"device": "device memory", "link": "link", "host": "the CPU's memory", "file": "file"}
     speeds = {key: x for key, x in asdict(machine.speeds).items() if key in names}

@@ -254,7 +254,9 @@ class _Planner:
             )
         of_each = f" for each of {config.parallel}" if config.parallel > 1 else ""
         item = f"KV cache, {n_tokens} tokens{of_each}, {types}"
-        reason = "as --ctx-size" if config.ctx_size else "it grows with the longest text"
+        reason = "as --ctx-size" if config.ctx_size else "the model's context"
+        if n_tokens < (config.ctx_size or spec.context_length):
+            reason = "it grows with the longest text"
         layouts = cache_layouts(device, spec, n_tokens, types, config.parallel)
         ropes, caches = layouts[: len(spec.ropes)], layouts[len(spec.ropes) :]
         yield allocation(device, item, "device", reason, "KV cache", caches)
