@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bench import long_context
 from bench.command import run_main
+from tests.engine.test_context import grow_in_steps
 from vkmoe.execute import recorder
 from vkmoe.execute.segments import cut_at_marks
 
@@ -160,9 +162,12 @@ def test_plans(cache: list[str]) -> None:
 
 
 @pytest.mark.full
-def test_long_context(tmp_path: Path) -> None:
+def test_long_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caches take memory from slots, which have it back behind another text."""
-    few = ["--cache", str(tmp_path), "--tokens", "3000", "--picture", str(tmp_path / "made.png")]
+    grow_in_steps(monkeypatch, first=64, step=2048)
+    for name in ("STEP", "N_SHORT"):
+        monkeypatch.setattr(long_context, name, 40)
+    few = ["--cache", str(tmp_path), "--tokens", "200", "--picture", str(tmp_path / "made.png")]
     results = document("long_context", *few)["results"]
     first, *_, last, short = results["moments"]
     assert results["same_logits"] and positive(results["rows"])
