@@ -49,6 +49,7 @@ class ExpertRoom:
     base: MemoryPlan
     brings: bool  # experts of prompts to the device
     curve: HitCurve = MEAN_CURVE
+    lent: int = 0  # of the bytes of the device, until the KV cache takes them
 
     @property
     def flag(self) -> str:
@@ -81,6 +82,7 @@ class ExpertRoom:
             brings=way.brings,
             curves=self.curve if isinstance(self.curve, LayerCurves) else None,
             n_kept=residents.n if residents is not None else 0,
+            lent=self.lent,
         )
 
     def slots(self, layout: SlotLayout) -> tuple[int, ...]:

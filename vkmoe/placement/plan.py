@@ -181,16 +181,21 @@ class _Planner:
     def complete(self, given: ExpertRoom, way: Way) -> MemoryPlan:
         """Complete the plan in a way.
 
-        Slots that may be given back have most of the memory of the KV cache until that grows.
-        Raises OutOfMemoryError, UsageError.
+        Slots that may be given back have most of the memory of the KV cache until that grows,
+        unless the file must be read for that alone. Raises OutOfMemoryError, UsageError.
         """
+        lending = None
         if way.gives and not self.device.is_uma and not self.config.slots_option:
             short = self._base(min(given.base.first_positions, FIRST_POSITIONS))
-            lent = self._taken(given.base) - self._taken(short)
+            free = given.free + self._taken(given.base) - self._taken(short)
+            lent = growth_bytes(self.device, self.spec, short, given.base.first_positions)
+            room = replace(given, free=free, base=short, lent=lent)
             with suppress(OutOfMemoryError):
-                room = replace(given, free=given.free + lent, base=short)
-                return self._checked(replace(place_experts(room, way), gives_slots=True))
-        return self._checked(place_experts(given, way))
+                lending = self._checked(replace(place_experts(room, way), gives_slots=True))
+            if lending and (lending.exchanges or not lending.host_slots):
+                return lending
+        made = place_experts(given, way)
+        return lending if lending and not made.exchanges else self._checked(made)
 
     def _checked(self, made: MemoryPlan) -> MemoryPlan:
         """Say how far the context of a plan that fits can grow. Raises OutOfMemoryError."""

@@ -19,6 +19,7 @@ from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.study.slot_curves import LayerCurves, split_by_gain, split_slots
 from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, in_mib
 from vkmoe.gpu.arena import (
+    SLOT_CHUNK,
     chunk_cap,
     lay_out_alike,
     lay_out_slots,
@@ -50,6 +51,7 @@ class SlotLayout:
     brings: bool = True  # experts of prompts, to places on the device
     curves: LayerCurves | None = None  # of hits in each layer, if anything is known of them
     n_kept: int = 0  # experts of each layer that stay in their slots
+    lent: int = 0  # bytes that slots have until the KV cache takes them
 
     @property
     def whole(self) -> ArenaLayout:
@@ -176,9 +178,13 @@ class SlotLayout:
         return tuple(self.n_experts * n for n in self._n_layers.values())
 
     def holds_all(self, slots: Sequence[int], host_slots: Sequence[int]) -> bool:
-        """Say whether slots of each layer and host slots of each size hold all experts together."""
+        """Say whether slots of each layer and host slots of each size hold all experts together,
+        and still do when slots have given back what is lent to them."""
         sizes = zip(self._of_size(slots, 0), host_slots, self._all_host_slots, strict=False)
-        return bool(host_slots) and all(own + host >= n for own, host, n in sizes)
+        spare = [own + host - n for own, host, n in sizes]
+        n_bytes = sum(n * size for n, size in zip(spare, self._n_layers, strict=False))
+        lent = self.lent + SLOT_CHUNK if self.lent else 0
+        return bool(host_slots) and min(spare) >= 0 and n_bytes >= lent
 
     def most_host_slots(self, n_bytes: int, slots: Sequence[int] = ()) -> tuple[int, ...] | None:
         """Find the most host slots that `n_bytes` hold; None if not even the least do.
