@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -138,8 +138,7 @@ def _read(engine: Engine, tokens: list[int], position: int) -> None:
 
 
 def _rows(long: list[Moment], short: list[Moment]) -> Iterator[Row]:
-    """Sum up speeds of replies behind short and long texts, and steps with and without growth."""
-    grown = [b.cache_bytes > a.cache_bytes for a, b in pairwise(long)]
+    """Sum up speeds of replies behind short and long texts, and what growing costs a step."""
     third = max(1, len(long) // 3)
     parts = {
         "behind the first third of the text": [each.rate for each in long[:third]],
@@ -148,13 +147,15 @@ def _rows(long: list[Moment], short: list[Moment]) -> Iterator[Row]:
     }
     for what, rates in parts.items():
         yield Row(f"decode {what}", summarise(rates), "tok/s", "host_wall")
-    for what, grows in (("in which the caches grew", True), ("in which they did not", False)):
-        steps = [
-            each.step_seconds for each, how in zip(long[1:], grown, strict=True) if how == grows
-        ]
-        if steps:
-            yield Row(f"a step of {STEP} tokens {what}", summarise(steps), "s", "host_wall")
-    yield Row("times that the caches grew", summarise([float(sum(grown))]), "", "count")
+    grown = [i for i in range(1, len(long)) if long[i].cache_bytes > long[i - 1].cache_bytes]
+    shares = []
+    for i in grown:
+        around = long[max(0, i - 1) : i] + long[i + 1 : i + 2]
+        shares.append(long[i].step_seconds / mean(each.step_seconds for each in around))
+    if shares:
+        what = f"a step of {STEP} tokens in which the caches grew, beside those around it"
+        yield Row(what, summarise(shares), "x", "host_wall")
+    yield Row("times that the caches grew", summarise([float(len(grown))]), "", "count")
 
 
 def _draw(long: list[Moment], short: list[Moment], path: Path, card: dict[str, Any]) -> None:
@@ -164,6 +165,7 @@ def _draw(long: list[Moment], short: list[Moment], path: Path, card: dict[str, A
     matplotlib.use("agg")
     from matplotlib.figure import Figure
 
+    # What was seen behind a step is drawn for all of it.
     moments, figure = [*long, *short], Figure(figsize=(8, 5), layout="constrained")
     memory, speed = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     seconds = [each.seconds for each in moments]
@@ -171,10 +173,10 @@ def _draw(long: list[Moment], short: list[Moment], path: Path, card: dict[str, A
         "slots of experts": [each.slot_bytes / MB for each in moments],
         "KV caches": [each.cache_bytes / MB for each in moments],
     }
-    memory.stackplot(seconds, *parts.values(), labels=parts, colors=COLOURS, step="post", alpha=0.8)
+    memory.stackplot(seconds, *parts.values(), labels=parts, colors=COLOURS, step="pre", alpha=0.8)
     memory.set_ylabel("device memory, MB")
     memory.legend(loc="lower left")
-    speed.plot(seconds, [each.rate for each in moments], color=COLOURS[2], drawstyle="steps-post")
+    speed.plot(seconds, [each.rate for each in moments], color=COLOURS[2], drawstyle="steps-pre")
     speed.set_ylabel("reply, tok/s")
     speed.set_ylim(bottom=0)
     speed.set_xlabel("seconds")
