@@ -52,7 +52,8 @@ def test_experts_are_found_by_the_addresses_of_their_matrices(
         biases = [rng.standard_normal(n, np.float32) for n in (inner, inner, width)]
         experts.append((matrices, biases))
         parts: list[NDArray[Any]] = [*matrices, *biases]
-        places.append(rig.place(np.array([rig.place(part) for part in parts], np.uint64)))
+        addresses = [*map(rig.place, parts), 0, 0, 0]
+        places.append(rig.place(np.array(addresses, np.uint64)))
     routing = np.zeros((3, 6 * n_slots), np.uint32)
     chosen, weights = ((2, 0, 3), (1, 3, 0)), rng.random((n_rows, n_slots), np.float32)
     for row in range(n_rows):

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from tests.engine.tiny import model_path
 from tests.live import live_objects
-from tests.needs import need_cpu
 from vkmoe.config import EngineConfig
-from vkmoe.devices import open_device
 from vkmoe.errors import ModelFileError
 from vkmoe.experts.store.copies import Copy
 from vkmoe.experts.store.slots import SlotManager
@@ -118,20 +116,6 @@ def test_with_room_for_all_nothing_is_read_from_the_file_later(opened: Opened) -
     assert loaded.reader is None and len(loaded.homes) == 2
     assert loaded.table.entries.all()
     loaded.close()
-
-
-@pytest.mark.parametrize("too_large", [False, True])
-def test_what_is_larger_than_memory_is_not_read_ahead(too_large: bool) -> None:
-    """A CPU reads weights where the file is mapped: else one page would drive out the other."""
-    need_cpu()
-    steps: list[int] = []
-    config = EngineConfig(device="cpu", ctx_size=16)
-    with open_model(model_path("moe_plain")) as file, open_device("cpu", False, 1) as cpu:
-        plan = decide(config, file, cpu.info).plan
-        load_weights(
-            cpu, file, plan, lambda done, _: steps.append(done), too_large=too_large
-        ).close()
-    assert bool(steps) != too_large
 
 
 def test_a_file_replaced_before_loading_leaves_nothing_allocated(opened: Opened) -> None:

@@ -33,7 +33,7 @@ def mapped_shape(block: FeedForwardTensors) -> ExpertShape:
             for offset, part in zip(offsets, block.matrices, strict=False)
         )
     )
-    biases = SpanBiases(*offsets[3:]) if len(parts) > 3 else None
+    biases = SpanBiases(*offsets[3:6]) if len(parts) > 3 else None
     return ExpertShape(gate, up, down, DESCRIPTOR_BYTES, biases)
 
 

@@ -200,7 +200,7 @@ class Placer(Closing):
 class MappedPlacer(Placer):
     """Finds tensors one after another, and has the system read them from the disk ahead of time.
 
-    Unless they are `too_large` for the memory there is: then pages come when they are used.
+    Where they are `too_large` for the memory there is, experts are read when they are used.
     """
 
     def __init__(
@@ -242,33 +242,43 @@ class MappedPlacer(Placer):
     def spans(self, block: FeedForwardTensors, arena: Arena) -> list[Placement]:
         """Find the parts of every expert of a block, and place their addresses."""
         parts = np.zeros((block.n_experts, DESCRIPTOR_BYTES // 8), np.uint64)
+        n_matrices, later = len(block.matrices), self._too_large and block.n_experts > 1
         for index, source in enumerate((*block.matrices, *block.biases)):
-            is_bias = index >= len(block.matrices)
-            parts[:, index] = self._of_experts(source, "F32" if is_bias else kept_type(source.type))
+            kind = "F32" if index >= n_matrices else kept_type(source.type)
+            parts[:, index] = self._of_experts(source, kind, later)
+            if later and index < n_matrices and kind == source.type:
+                n_bytes = source.n_rows * TYPES[kind].row_bytes(source.n_columns)
+                parts[:, index - n_matrices] = n_bytes  # behind all addresses
         spans = [arena.place(DESCRIPTOR_BYTES) for _ in range(block.n_experts)]
         for span, addresses in zip(spans, parts, strict=True):
             view = span.buffer.view()[span.offset : span.offset + DESCRIPTOR_BYTES]
             view[:] = addresses.view(np.uint8)
         return spans
 
-    def _of_experts(self, source: ExpertMatrix, kind: str) -> list[int]:
+    def _of_experts(self, source: ExpertMatrix, kind: str, later: bool) -> list[int]:
         """Find a matrix, or a vector of biases, of each expert: its address."""
         firsts = [
-            self._reach(tensor.type, kind, self._file.data(tensor.name)) for tensor in source.parts
+            self._reach(tensor.type, kind, self._file.data(tensor.name), later)
+            for tensor in source.parts
         ]
         row_bytes = TYPES[kind].row_bytes(source.n_columns)
         places = (source.of_expert(expert) for expert in range(source.n_experts))
         return [firsts[part] + first * row_bytes for part, first in places]
 
-    def _reach(self, file_type: str, kind: str, data: Bytes) -> int:
-        """Return the address of weights in the type that kernels read, converted if need be."""
+    def _reach(self, file_type: str, kind: str, data: Bytes, later: bool = False) -> int:
+        """Return the address of weights in the type that kernels read, converted if need be.
+
+        They are read at once, or `later`.
+        """
         flat = data.reshape(-1)
         if kind != file_type:
             block = TYPES[file_type]
             n_weights = flat.size // block.block_bytes * block.block_weights
             flat = decode(file_type, flat, n_weights).view(np.uint8)
         n_bytes = flat.size
-        if not self._too_large:
+        if later:
+            self._progressing.add(n_bytes)
+        else:
             ends = [*range(0, n_bytes, TOUCHED_BYTES), n_bytes]
             touched: list[tuple[int, Future[None]]] = [
                 (end - start, self._pool.submit(_touch, flat[start:end]))

@@ -3,6 +3,9 @@
 // Offsets "in the span" say which of them.
 #include "kernels.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -56,6 +59,19 @@ private:
 
 }  // namespace
 
+void read_ahead(const uint8_t* expert) {
+    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    for (size_t matrix = 0; matrix < 3; ++matrix) {
+        uint64_t n_bytes;
+        std::memcpy(&n_bytes, expert + kSizesAt + matrix * sizeof n_bytes, sizeof n_bytes);
+        if (n_bytes == 0) continue;
+        const uint8_t* const begin = part<uint8_t>(expert, matrix * sizeof(uint64_t));
+        const size_t before = reinterpret_cast<uintptr_t>(begin) % page;
+        // Where it fails, faults read them.
+        madvise(const_cast<uint8_t*>(begin - before), before + n_bytes, MADV_WILLNEED);
+    }
+}
+
 std::vector<Step> expert_gate_up(const Call& call) {
     const Format& format = call.format();
     const size_t n_columns = columns_of(call, format), row_bytes = call.count("row_bytes");
@@ -81,6 +97,10 @@ std::vector<Step> expert_gate_up(const Call& call) {
         const size_t vector = item / n_parts, part = item % n_parts;
         inputs.take_part(vector, part, x + vector * x_pitch);
         if (part == 0) (*scales)[vector] = norm.scale(vector);
+    };
+    const auto ahead = [=](size_t item, size_t) {
+        const uint8_t* const expert = experts.expert(item / n_slots, item % n_slots);
+        if (expert != nullptr && !experts.is_fixed()) read_ahead(expert);
     };
     const size_t n_groups = ceil_divide(n_rows, rows);
     const auto multiply = [=](size_t item, size_t) {
@@ -108,7 +128,9 @@ std::vector<Step> expert_gate_up(const Call& call) {
         }
     };
     static_assert(kBoth == 0, "both are multiplied where no pass is one of them alone");
-    return {{n_vectors * n_parts, bring, false}, {n_vectors * n_slots * n_groups, multiply, true}};
+    return {{n_vectors * n_slots, ahead, false},
+            {n_vectors * n_parts, bring, false},
+            {n_vectors * n_slots * n_groups, multiply, true}};
 }
 
 std::vector<Step> expert_down(const Call& call) {

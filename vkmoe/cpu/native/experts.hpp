@@ -17,4 +17,12 @@ const Item* part(const uint8_t* expert, size_t offset) {
     return reinterpret_cast<const Item*>(address);
 }
 
+/// Where the bytes of an expert's gate, up and down stand behind its addresses, if they are in a file
+/// that memory does not hold as a whole; else 0.
+constexpr size_t kSizesAt = 6 * sizeof(uint64_t);
+
+/// Ask the system to read an expert's matrices from the file, all that lack at once. Page faults would
+/// read them one by one, each with megabytes of its neighbours.
+void read_ahead(const uint8_t* expert);
+
 }  // namespace vkmoe

@@ -70,6 +70,12 @@ public:
         return {reinterpret_cast<const uint8_t*>(address), first, first + n <= n_sorted_ ? n : 0};
     }
 
+    /// The expert that a list names whose first tile this is; else null.
+    const uint8_t* expert_of_first(size_t index) const {
+        const uint8_t* const expert = fixed_ == nullptr ? tile(index).expert : nullptr;
+        return index == 0 || expert != tile(index - 1).expert ? expert : nullptr;
+    }
+
     /// A pair of the list: row * experts of a row + rank.
     uint32_t pair(size_t index) const {
         return fixed_ != nullptr ? static_cast<uint32_t>(index) : pairs_[index];
@@ -94,8 +100,8 @@ struct TilePairs {
     }
 };
 
-/// Steps that bring the inputs, each by `bring`, which says how they are numbered, and then take each
-/// tile of a round with each group of an expert's rows.
+/// Steps that have experts read ahead and bring the inputs, each by `bring`, which says how they are
+/// numbered, and then take each tile of a round with each group of an expert's rows.
 template <class Bring, class Work>
 std::vector<Step> by_tile(const Tiles& tiles, const Inputs& inputs, size_t n_rows, Bring bring,
                           Work work) {
@@ -106,7 +112,12 @@ std::vector<Step> by_tile(const Tiles& tiles, const Inputs& inputs, size_t n_row
         const size_t first = item % n_groups * kTileRows;
         work(tile, first, std::min(kTileRows, n_rows - first));
     };
-    return {{inputs.size(), [=](size_t item, size_t) { bring(item); }, false},
+    const auto ahead = [=](size_t item, size_t) {
+        const uint8_t* const expert = tiles.expert_of_first(item);
+        if (expert != nullptr) read_ahead(expert);
+    };
+    return {{tiles.most(), ahead, false},
+            {inputs.size(), [=](size_t item, size_t) { bring(item); }, false},
             {tiles.most() * n_groups, multiply_group, true}};
 }
 

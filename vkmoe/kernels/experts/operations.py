@@ -53,7 +53,8 @@ EXPERT_GATE_UP_KEEP = _keeping("expert_gate_up", *_GATE_UP)
 EXPERT_DOWN = kernel("expert_down", *_DOWN)
 EXPERT_DOWN_KEEP = _keeping("expert_down", *_DOWN)
 
-DESCRIPTOR_BYTES = 48
+# Addresses of gate, up, down, and of their biases; bytes of gate, up and down that are read ahead.
+DESCRIPTOR_BYTES = 72
 BOTH, GATE_ONLY, UP_ONLY = 0, 1, 2
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai")  # as the shader numbers them
 NO_WORD = 0xFFFFFFFF
@@ -110,7 +111,7 @@ class ExpertShape:
 def described(shape: ExpertShape) -> ExpertShape:
     """Return how CPUs find an expert's parts, which need not lie together: by their addresses.
 
-    At an expert's address stand those of its matrices and biases, uint64 [6] (`descriptor`).
+    At an expert's address stand those of its matrices and biases, uint64 [9] (`descriptor`).
     """
     matrices = (shape.gate, shape.up, shape.down)
     gate, up, down = (replace(matrix, offset=8 * i) for i, matrix in enumerate(matrices))
@@ -119,9 +120,10 @@ def described(shape: ExpertShape) -> ExpertShape:
 
 
 def descriptor(shape: ExpertShape, span: int) -> NDArray[np.uint64]:
-    """Return the addresses, uint64 [6], of the parts of an expert that lies whole at `span`."""
+    """Return the addresses of the parts of an expert that lies whole at `span`, which is in memory:
+    uint64 [9], of which the last three are 0."""
     offsets = (shape.gate.offset, shape.up.offset, shape.down.offset, *(shape.biases or (0, 0, 0)))
-    return np.array([span + offset for offset in offsets], np.uint64)
+    return np.array([*(span + offset for offset in offsets), 0, 0, 0], np.uint64)
 
 
 def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
