@@ -167,12 +167,13 @@ class Rig(Closing):
         host_pools = self._host_pools(n_host_slots)
         self.host_slots = SlotManager(device, host_pools, poison=True, intent="host")
         self.file = DelayedUploads(_File(self.content, self.transfer), delay or 0)
-        pool = None
+        pool, self.hinted = None, list[int]()
         if n_host_slots is not None:
             order = PoolResidency(space, host_pools, "slru", self.residency.counts)
             here = self.residency.locations
             reads, sizes = self.file, self.span_bytes
-            pool = HostPool(order, self.host_slots, reads, self.table, sizes, here)
+            hint = self.hinted.append
+            pool = HostPool(order, self.host_slots, reads, self.table, sizes, here, hint)
         self.cache = ExpertCache(self.residency, memory, self.uploads, ways, pool)
         self.cache.start(self.file.real.start)
         self.table.publish()

@@ -140,10 +140,11 @@ def test_nothing_is_read_through_the_mapping(small: Path, monkeypatch: pytest.Mo
 
 
 def test_pages_are_dropped_behind(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The advice is given for what was read, after it was read."""
+    """The advice is given for what is to be read, and for what was read."""
     calls: list[tuple[int, int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _, *args: calls.append(args))
     with open_gguf(small) as file, SpanReader(file, tensors_of(file)) as reader:
+        reader.will_read(2)
         read(reader, 2, reader.span_bytes[0])
         for matrix in next(tensors_of(file).expert_layers).matrices:
             (tensor,) = matrix.parts
@@ -246,7 +247,9 @@ def test_a_closed_reader_says_so(small: Path) -> None:
 # ----- as an uploader -----
 
 
-def test_file_reads_bring_experts_into_places(device: Device) -> None:
+def test_file_reads_bring_experts_into_places(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neighbours are left alone."""
     with open_gguf(demo_model_path()) as file, SpanReader(file, tensors_of(file)) as reader:
         expected = laid_out(file)
@@ -262,8 +265,11 @@ def test_file_reads_bring_experts_into_places(device: Device) -> None:
             (number, places[2 * i + 1], reader.span_bytes[number // n_experts])
             for i, number in enumerate(numbers)
         ]
+        hinted: list[int] = []
+        monkeypatch.setattr(SpanReader, "will_read", lambda _, number: hinted.append(number))
         upload = FileReads(reader).start(copies)
         upload.wait()
+        assert hinted == [number for number, _, _ in copies], "the disk is asked ahead, once"
         began, ended = upload.interval() or (0, 0)
         assert upload.done() and not upload.cancel() and 0 < began <= ended
         for number, place, n_bytes in copies:

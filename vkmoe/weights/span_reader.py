@@ -27,6 +27,7 @@ from vkmoe.weights.sizes import N_THREADS, expert_shape, span_parts
 Bytes = NDArray[np.uint8]
 STAGING_BYTES = 1 << 20  # of each thread that reads: rows that are not kept as the file has them
 READING_BYTES = N_THREADS * STAGING_BYTES
+N_AHEAD = 4  # experts that the disk is asked for at a time
 
 
 class _Source(NamedTuple):
@@ -85,9 +86,6 @@ class SpanReader(Closing):
         sources, end = self._layers[layer], 0
         assert out.size == self.span_bytes[layer], (number, out.size)
         for source in sources:
-            tensor, offset = source.place(expert)
-            self._files[tensor.part].will_read(offset, source.n_bytes)
-        for source in sources:
             matrix = source.matrix
             out[end : matrix.offset] = 0
             end = matrix.offset + matrix.n_bytes
@@ -95,6 +93,13 @@ class SpanReader(Closing):
             tensor, offset = source.place(expert)
             self._files[tensor.part].drop(offset, source.n_bytes)
         out[end:] = 0
+
+    def will_read(self, number: int) -> None:
+        """Have the system begin to fetch an expert. Only a hint: nothing follows from it."""
+        layer, expert = divmod(number, self.n_experts)
+        for source in self._layers[layer]:
+            tensor, offset = source.place(expert)
+            self._files[tensor.part].will_read(offset, source.n_bytes)
 
     def drop_pages(self) -> None:
         """Take all of the file that is not mapped out of the page cache."""
@@ -141,7 +146,7 @@ class FileReads:
     """
 
     def __init__(self, reader: SpanReader) -> None:
-        self._reader = reader
+        self._reader, self.will_read = reader, reader.will_read
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         """Read these experts, one after another. Returns when all are there.
@@ -150,7 +155,12 @@ class FileReads:
         are mapped, and nothing reads them.
         """
         began = time.perf_counter_ns()
-        for number, place, n_bytes in copies:
+        numbers = [number for number, _, _ in copies]
+        for number in numbers[:N_AHEAD]:
+            self.will_read(number)
+        for index, (number, place, n_bytes) in enumerate(copies, N_AHEAD):
+            if index < len(numbers):
+                self.will_read(numbers[index])
             assert place.buffer.mapped, "the host pool is always mapped"
             view = place.buffer.view()[place.offset : place.offset + n_bytes]
             try:

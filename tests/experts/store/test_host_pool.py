@@ -230,4 +230,5 @@ def test_a_use_of_a_batch_is_counted_as_often_as_it_occurs_and_read_once(make: M
     pool.need(used, kept, lambda: kept)
     counters = pool.counters
     assert (counters.n_uses, counters.n_hits, counters.n_reads - n_reads) == (12, 6, 3)
+    assert rig.hinted == absent.tolist(), "the disk was not asked for all of them at once"
     assert pool.locations.present[absent].all()

@@ -189,6 +189,7 @@ inner.wait_until_begun()
 def test_ctrl_c_ends_waiting_and_nothing_else(worker: Prefetcher, inner: HeldUploads) -> None:
     inner.hold()
     jobs = [worker.start(copies(name)) for name in "abc"]
+    inner.wait_until_begun()
     threading.Timer(0.02, signal.raise_signal, [signal.SIGINT]).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), at_checkpoints():

@@ -261,10 +261,13 @@ class HostPool:
         table: ExpertTable,
         span_bytes: Sequence[int],
         device: Locations,
+        will_read: Callable[[int], object],
     ) -> None:
-        """Begin empty; `device` says which experts are in its slots."""
+        """Begin empty; `device` says which experts are in its slots, `will_read` has the system
+        begin to fetch one from the file."""
         self.residency, self.space = residency, residency.space
         self.locations, self._device = residency.locations, device
+        self._will_read = will_read
         self._overlap = Overlap()  # by the host's clock, which times reads
         self.tier = Tier(
             table,
@@ -370,6 +373,8 @@ class HostPool:
         moves = self.residency.bring(keys, kept, self._device.present)
         if self.residency.reasons is not None:
             self.residency.reasons.entered(moves, "missed" if urgent else "guessed")
+        for move in moves if urgent else ():  # the disk has all of them at once
+            self._will_read(move.key)
         self.tier.bring(moves, urgent=urgent)
         return moves
 
