@@ -73,10 +73,10 @@ def test_experts_that_are_used_are_read_whole_and_no_others(
         for _, name in experts_of(file):
             forget(file, name)
             assert not present(file.data(name)).any(), "the system keeps what it was to drop"
-        positions, phase = tuple(range(n_rows)), "decode" if n_rows == 1 else "prompt"
         wants = (False,) * (n_rows - 1) + (True,)
-        rows = (tuple(range(7, 7 + n_rows)), positions, (0,) * n_rows, wants)
-        routing = engine.run(TokenBatch(*rows, phase)).routing
+        rows = (tuple(range(7, 7 + n_rows)), tuple(range(n_rows)), (0,) * n_rows, wants)
+        batch = TokenBatch(*rows, "decode" if n_rows == 1 else "prompt")
+        routing = engine.run(batch).routing
         for layer, name in experts_of(file):
             matrices = file.data(name).reshape(N_EXPERTS, -1)
             found = [present(matrix) for matrix in matrices]
