@@ -44,8 +44,13 @@ def main() -> None:
 
 
 def _answer(llama: Any, request: dict[str, Any]) -> dict[str, Any]:
-    llama.reset()
     started = time.perf_counter()
+    if request["do"] == "follow":
+        for token in request["tokens"]:
+            llama.eval([token])
+            _logits(llama)
+        return {"seconds": time.perf_counter() - started}
+    llama.reset()
     llama.eval(request["prompt"])
     if request["do"] == "prompt":
         _logits(llama)  # reading them waits for the device

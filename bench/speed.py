@@ -47,10 +47,10 @@ def main() -> None:
     """Check, then time, then report."""
     parser = command_line(__doc__)
     add_model_options(parser)
-    parser.add_argument("--lengths", type=_numbers, default=(32, 128, 512), help="of prompts")
+    parser.add_argument("--lengths", type=numbers, default=(32, 128, 512), help="of prompts")
     parser.add_argument("--tokens", type=int, default=16, help="decoded per repeat (default: 16)")
     parser.add_argument("--llama-python", help="an interpreter with llama-cpp-python")
-    parser.add_argument("--llama-lengths", type=_numbers, default=(32,), help="default: 32")
+    parser.add_argument("--llama-lengths", type=numbers, default=(32,), help="default: 32")
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's own benchmark, on the CPU")
     parser.add_argument("--threads", type=int, default=n_cores(), help="default: physical cores")
     parser.add_argument("--busy", type=int, default=0, help="foreign processes that only compute")
@@ -98,7 +98,8 @@ def _busy(n: int) -> Iterator[None]:
             process.wait()
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """Read an option's different numbers."""
     found = tuple(int(piece) for piece in text.split(","))
     if min(found) < 1 or len(set(found)) < len(found):
         raise argparse.ArgumentTypeError("different numbers from 1 on")

@@ -79,6 +79,18 @@ class Worker(Closing):
         answer = self._ask({"do": "decode", "prompt": list(prompt), "tokens": n_tokens})
         return answer["tokens"], answer["seconds"]
 
+    def follow(self, behind: int, tokens: Sequence[int]) -> float:
+        """Return the seconds in which these tokens are decoded behind a prompt of that length."""
+        seconds: float = self._ask({"do": "follow", "behind": behind, "tokens": list(tokens)})[
+            "seconds"
+        ]
+        return seconds
+
+    def read_bytes(self) -> int:
+        """Count the bytes that the worker has had read from a disk (Linux' /proc/PID/io)."""
+        lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
     def turn(self, tokens: Sequence[int]) -> dict[str, Any]:
         """Decode these tokens, and return what plans_worker.py answers."""
         return self._ask({"do": "turn", "tokens": list(tokens)})
