@@ -4,8 +4,9 @@ python -m bench.file_tier MODEL.gguf --left 6,10,14 --llama-python LLAMA_VENV/bi
 
 Memory is locked until so many GB are left. Each side begins anew for each length of prompt, with
 nothing of the file in memory: said are the seconds until the first token with loading and without,
-the speed of reading meanwhile, and then tokens per second and bytes read for each, over tokens of
-a random text. `by faults` is vkmoe with page faults alone.
+the speed of reading meanwhile (and the disk's own, by direct reads), and then tokens per second and bytes read for each, over tokens of
+a random text. `by faults` is vkmoe with page faults alone. llama.cpp may not repack weights: that
+would copy all of them to memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from vkmoe.errors import UsageError
 
 GB, VOCABULARY = 10**9, 1000
 BY_FAULTS = f"{VKMOE} by faults"
+READ_BYTES, N_READS = 1 << 20, 1024  # for the disk's own speed: about what a matrix has
 PIECE_BYTES = 1 << 29  # of memory that is locked at a time
 
 
@@ -51,13 +54,17 @@ def main() -> None:
         BY_FAULTS: lambda: own_worker(options.model, context, "--device", "cpu", "--by-faults"),
     }
     if options.llama_python:
-        sides[LLAMA] = lambda: rival_worker(options.llama_python, options.model, context, "")
+        python, mapped = options.llama_python, "--mapped"
+        sides[LLAMA] = lambda: rival_worker(python, options.model, context, "", mapped)
     rows = []
     for n_left in options.left:
         with all_but(n_left * GB):
             for n in options.lengths:
+                speed = disk_speed(options.model)
+                print(f"{n_left:3} GB left, the disk reads {speed / GB:4.2f} GB/s", flush=True)
                 for name, start in sides.items():
-                    row = {"left_gb": n_left, "side": name} | _run(start, options.model, n, options)
+                    row = {"left_gb": n_left, "side": name, "disk_bytes_per_second": speed}
+                    row |= _run(start, options.model, n, options)
                     rows.append(row)
                     print(_line(row), flush=True)
     found = {"model": options.model.name, "file_bytes": options.model.stat().st_size, "rows": rows}
@@ -96,6 +103,22 @@ def _line(row: dict[str, Any]) -> str:
         f"{n_bytes / GB:5.1f} GB at {n_bytes / GB / seconds:4.2f} GB/s; then "
         f"{row['decode_rate']:5.2f} tok/s, {row['decode_bytes'] / 1e6:5.0f} MB each"
     )
+
+
+def disk_speed(model: Path) -> float:
+    """Measure bytes per second of direct reads, by some threads, at places spread over a file."""
+    size, file = model.stat().st_size, os.open(model, os.O_RDONLY | os.O_DIRECT)
+
+    def read(index: int) -> int:
+        piece = mmap.mmap(-1, READ_BYTES)  # on a page's border
+        first = size * index // N_READS // READ_BYTES * READ_BYTES
+        return os.preadv(file, [piece], first)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(8) as threads:
+        n_bytes = sum(threads.map(read, range(N_READS)))
+    os.close(file)
+    return n_bytes / (time.perf_counter() - began)
 
 
 @contextmanager

@@ -22,7 +22,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("model")
     parser.add_argument("--ctx", type=int, required=True)
+    parser.add_argument("--mapped", action="store_true", help="no weights are repacked in memory")
     options = parser.parse_args()
+    if options.mapped:
+        defaults = llama_cpp.llama_model_default_params()
+        defaults.use_extra_bufts = False
+        llama_cpp.llama_model_default_params = lambda: defaults
     llama = llama_cpp.Llama(
         options.model,
         n_ctx=options.ctx,

@@ -139,11 +139,11 @@ def own_worker(model: Path, context: int, *options: str) -> Worker:
     return Worker(VKMOE, [*command, "--ctx", str(context), *options], os.environ, ROOT)
 
 
-def rival_worker(python: str, model: Path, context: int, device: str) -> Worker:
+def rival_worker(python: str, model: Path, context: int, device: str, *options: str) -> Worker:
     """Start llama.cpp with a model on a Vulkan device."""
     command = [python, str(ROOT / "bench" / "llama_cpp_worker.py"), str(model.resolve())]
     environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": device}
-    return Worker(LLAMA, [*command, "--ctx", str(context)], environment, ROOT)
+    return Worker(LLAMA, [*command, "--ctx", str(context), *options], environment, ROOT)
 
 
 def some_tokens(n: int) -> list[int]:
