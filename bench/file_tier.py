@@ -3,10 +3,10 @@
 python -m bench.file_tier MODEL.gguf --left 6,10,14 --llama-python LLAMA_VENV/bin/python --record
 
 Memory is locked until so many GB are left. Each side begins anew for each length of prompt, with
-nothing of the file in memory: said are the seconds until the first token with loading and without,
-the speed of reading meanwhile (and the disk's own, by direct reads), and then tokens per second and bytes read for each, over tokens of
-a random text. `by faults` is vkmoe with page faults alone. llama.cpp may not repack weights: that
-would copy all of them to memory.
+nothing of the file in memory. Said are the disk's own speed by direct reads, the seconds of loading
+and those from then to the first token, the speed of reading meanwhile, and then tokens per second
+and bytes read for each, over tokens of a random text. `by faults` is vkmoe with page faults alone.
+llama.cpp may not repack weights: that would copy all of them to memory.
 """
 
 from __future__ import annotations

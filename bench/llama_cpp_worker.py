@@ -25,9 +25,10 @@ def main() -> None:
     parser.add_argument("--mapped", action="store_true", help="no weights are repacked in memory")
     options = parser.parse_args()
     if options.mapped:
-        defaults = llama_cpp.llama_model_default_params()
+        module = llama_cpp.llama_cpp
+        defaults = module.llama_model_default_params()
         defaults.use_extra_bufts = False
-        llama_cpp.llama_model_default_params = lambda: defaults
+        module.llama_model_default_params = lambda: defaults
     llama = llama_cpp.Llama(
         options.model,
         n_ctx=options.ctx,

@@ -18,6 +18,7 @@ from vkmoe.facts import DeviceInfo, Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
+from vkmoe.experts.store.tracker import KEPT_FREE_BYTES
 from vkmoe.placement.decide import MOST_ATTEMPTS
 from vkmoe.placement.memory import device_budget, margin_for
 
@@ -233,7 +234,7 @@ def walk(engine: Engine, crowded: Crowded | None = None) -> list[bytes]:
 def test_slots_are_given_back_where_others_take_memory(
     discrete: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The text stays the same; the driver's budget is kept to; once, and with one line."""
+    """And come back. The text stays the same; the driver's budget is kept to; with one line."""
     path = demo_model_path()
     with Engine(path, EngineConfig(ctx_size=64)) as engine:
         expected = walk(engine)
@@ -246,6 +247,13 @@ def test_slots_are_given_back_where_others_take_memory(
         assert 3 << 19 <= freed < 5 << 19
         assert engine.cache is not None
         n_slots = int(engine.cache.residency.locations.capacities.sum())
+        crowded.n_over = freed - KEPT_FREE_BYTES  # as much is free as is to stay so
+        engine.rewind(0, 0)
+        assert walk(engine) == expected and allocated(engine.device) == before - freed
+        crowded.n_over -= freed
+        engine.rewind(0, 0)
+        assert walk(engine) == expected and allocated(engine.device) == before
+        assert engine.cache.residency.locations.capacities.sum() == 6 * 16
     (message,) = (text for text in caplog.messages if "given back" in text)
     assert n_slots < 6 * 16 and f"{6 * 16 - n_slots} experts fewer have a slot" in message
 

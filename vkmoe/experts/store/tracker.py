@@ -25,6 +25,7 @@ from vkmoe.gpu.device import Device, memory_type_candidates
 from vkmoe.modes import Cache, ExpertMode
 
 log = logging.getLogger("vkmoe")
+KEPT_FREE_BYTES = 256 << 20  # of the budget, where slots come back: others may grow again
 WATCH_SECONDS = 1.0  # between two looks at the budget, each of which asks the driver
 
 
@@ -211,8 +212,9 @@ class ExpertTracker:
 class BudgetWatch:
     """Gives slots back where other programs take so much of a GPU's memory that ours is too much.
 
-    Beyond its budget (VK_EXT_memory_budget) a driver moves what it likes to host memory, or refuses
-    more. Does nothing where the driver tells no budget, or where the memory is the host's.
+    Takes them back when that memory is free again. Beyond its budget (VK_EXT_memory_budget) a driver
+    moves what it likes to host memory, or refuses more. Does nothing where the driver tells no
+    budget, or where the memory is the host's.
     """
 
     def __init__(self, device: Device, tracker: ExpertTracker, mode: ExpertMode) -> None:
@@ -223,7 +225,9 @@ class BudgetWatch:
         self._heap = info.memory_types[memory_type_candidates(info, "device")[0]].heap
         self._watches = info.is_vulkan and not info.is_uma and bool(info.heaps[self._heap].budget)
         self._next_look = monotonic()
-        self._was_over = self._warned = False
+        self._wanted = 0  # 1: to give back, -1: to take back
+        self._given = 0  # bytes
+        self._warned = False
 
     def look(self) -> None:
         """Look at the budget, if that was not done of late. To be called between runs."""
@@ -232,10 +236,19 @@ class BudgetWatch:
         self._next_look = monotonic() + WATCH_SECONDS
         heap = self._device.heaps()[self._heap]
         n_over = heap.usage - heap.budget if heap.usage and heap.budget else 0
-        was_over, self._was_over = self._was_over, n_over > 0
-        if n_over <= 0 or not was_over:  # once may be for a moment
+        n_free = -n_over - KEPT_FREE_BYTES if self._given else 0
+        last, self._wanted = self._wanted, 1 if n_over > 0 else -1 if n_free > 0 else 0
+        if self._wanted != last:  # once may be for a moment
             return
+        if n_over > 0:
+            self._give_back(n_over)
+        elif n_free > 0:
+            self._take_back(min(self._given, n_free))
+
+    def _give_back(self, n_over: int) -> None:
+        """Free slots of as many bytes as are too much."""
         n_slots, n_freed = self._tracker.give_back(n_over) if self._gives else (0, 0)
+        self._given += n_freed
         if n_freed:
             log.log(
                 logging.INFO if self._warned else logging.WARNING,
@@ -251,3 +264,15 @@ class BudgetWatch:
                 n_over / 2**20,
             )
         self._warned = True
+
+    def _take_back(self, n_bytes: int) -> None:
+        """Have slots of so many bytes again, if whole chunks of them fit."""
+        n_slots, n_taken = self._tracker.take_back(n_bytes)
+        self._given -= n_taken
+        if n_taken:
+            log.info(
+                "the GPU's memory is free again: %.0f MiB were taken back, %d experts more have a "
+                "slot",
+                n_taken / 2**20,
+                n_slots,
+            )
