@@ -14,11 +14,11 @@ from tests.samples import sampled
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import OutOfMemoryError
+from vkmoe.experts.store.tracker import KEPT_FREE_BYTES
 from vkmoe.facts import DeviceInfo, Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
-from vkmoe.experts.store.tracker import KEPT_FREE_BYTES
 from vkmoe.placement.decide import MOST_ATTEMPTS
 from vkmoe.placement.memory import device_budget, margin_for
 

@@ -212,9 +212,9 @@ class ExpertTracker:
 class BudgetWatch:
     """Gives slots back where other programs take so much of a GPU's memory that ours is too much.
 
-    Takes them back when that memory is free again. Beyond its budget (VK_EXT_memory_budget) a driver
-    moves what it likes to host memory, or refuses more. Does nothing where the driver tells no
-    budget, or where the memory is the host's.
+    Takes them back when that memory is free again. Beyond its budget (VK_EXT_memory_budget) a
+    driver moves what it likes to host memory, or refuses more. Does nothing where the driver tells
+    no budget, or where the memory is the host's.
     """
 
     def __init__(self, device: Device, tracker: ExpertTracker, mode: ExpertMode) -> None:
