@@ -34,7 +34,8 @@ from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
 from vkmoe.experts.records.timing import Computing, RunTimes
 from vkmoe.experts.store.cache import ExpertCache
-from vkmoe.experts.store.tracker import BudgetWatch, ExpertTracker
+from vkmoe.experts.store.memory_watch import watches
+from vkmoe.experts.store.tracker import ExpertTracker
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
@@ -173,7 +174,7 @@ class Engine(Closing):
         self._stop_before_freeing(memory)
         self._table = loaded.table
         self._experts = memory.follow(loaded, seed)
-        self._watch = BudgetWatch(self.device, self._experts, plan.mode)
+        self._watches = watches(self.device, self._experts, plan.mode)
         # ----- programs -----
         self._context = ContextMemory(self._caches, self._experts, plan)
         self._decoder = partial(self._decoder_of, memory, loaded)
@@ -263,7 +264,8 @@ class Engine(Closing):
             if first != self._ends[region]:
                 self.rewind(region, first)
             self._ends[region] = last + 1
-        self._watch.look()
+        for watch in self._watches:
+            watch.look()
         self._programs.make_ready(batch)
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()

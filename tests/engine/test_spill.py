@@ -14,7 +14,8 @@ from tests.samples import sampled
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import OutOfMemoryError
-from vkmoe.experts.store.tracker import KEPT_FREE_BYTES
+from vkmoe.experts.store import memory_watch
+from vkmoe.experts.store.memory_watch import KEPT_FREE_BYTES
 from vkmoe.facts import DeviceInfo, Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
@@ -217,7 +218,7 @@ class Crowded:
         monkeypatch.setattr(Device, "__init__", opened)
         monkeypatch.setattr(Device, "heaps", now)
         monkeypatch.setattr("vkmoe.gpu.arena.SLOT_CHUNK", 1 << 19)
-        monkeypatch.setattr("vkmoe.experts.store.tracker.WATCH_SECONDS", 0.0)
+        monkeypatch.setattr("vkmoe.experts.store.memory_watch.WATCH_SECONDS", 0.0)
 
 
 def walk(engine: Engine, crowded: Crowded | None = None) -> list[bytes]:
@@ -273,3 +274,32 @@ def test_what_may_not_be_given_back_is_a_warning(
         assert allocated(engine.device) >= before
     (message,) = (text for text in caplog.messages if "other programs" in text)
     assert "close them, or start again" in message
+
+
+def test_places_in_host_memory_are_given_back_where_others_take_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And come back. Their experts are read from the file meanwhile; the text stays the same."""
+    free = 4 * GIB
+    monkeypatch.setattr(memory_watch, "available_bytes", lambda: free)
+    monkeypatch.setattr(memory_watch, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr("vkmoe.gpu.arena.SLOT_CHUNK", 1 << 19)
+    caplog.set_level(logging.INFO, "vkmoe")
+    with Engine(demo_model_path(), EngineConfig(ctx_size=64)) as engine:
+        expected = walk(engine)
+    config = EngineConfig(ctx_size=64, expert_mode="cache", host_pool="16MiB")
+    with Engine(demo_model_path(), config, checks=True) as engine:
+        assert engine.cache is not None and engine.cache.pool is not None
+        places, before = engine.cache.pool.locations, allocated(engine.device)
+        n_places = int(places.capacities.sum())
+        for n_free, n_left in ((GIB, 2 * 32), (4 * GIB, n_places)):
+            assert walk(engine) == expected
+            engine.rewind(0, 0)
+            free = n_free
+            assert walk(engine) == expected
+            engine.rewind(0, 0)
+            assert n_left <= places.capacities.sum() < n_left + 24  # chunks have ten
+            engine.cache.check_integrity()
+        assert allocated(engine.device) == before
+    texts = [text for text in caplog.messages if "host memory" in text and "MiB were" in text]
+    assert [" ".join(text.split()[:2]) for text in texts] == ["other programs", "host memory"]

@@ -254,6 +254,13 @@ class Locations:
         least = [max(1, pool.floor * len(pool.layers)) for pool in self.pools]
         return bool((left >= least).all())
 
+    def n_left(self, numbers: Keys) -> int:
+        """Return how many slots a layer can have at once, of any pool, if these are put out of use:
+        all but the floors of the other layers."""
+        left: list[int] = self._capacities_without(np.union1d(self._retired, numbers)).tolist()
+        pools = zip(left, self.pools, strict=True)
+        return min(n - pool.floor * (len(pool.layers) - 1) for n, pool in pools)
+
     def retire(self, numbers: Keys) -> None:
         """Put slots out of use; those to land in among them are replaced by free ones.
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.errors import GpuError, OutOfMemoryError
+from vkmoe.errors import GpuError
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
 from vkmoe.experts.decide.reasons import Left
@@ -302,15 +302,36 @@ class ExpertCache:
 
         Between runs. The slots are free. Takes none where the device refuses it.
         """
-        slots, n_slots, n_taken = self._memory.slots, 0, 0
-        while 0 < (size := slots.bytes_to_take_back) <= n_bytes - n_taken:
-            try:
-                numbers = slots.take_back()
-            except OutOfMemoryError:
-                break
-            self.residency.locations.restore(numbers)
-            n_slots, n_taken = n_slots + len(numbers), n_taken + size
-        return n_slots, n_taken
+        numbers, n_taken = self._memory.slots.take_back(n_bytes)
+        self.residency.locations.restore(numbers)
+        return len(numbers), n_taken
+
+    @property
+    def has_spare_places(self) -> bool:
+        """Return whether experts can leave host memory: they are read from the file then."""
+        return self.pool is not None and self._exchange is None
+
+    def give_back_places(self, n_bytes: int) -> tuple[int, int]:
+        """Free host slots until so many bytes are free, as far as can be; return slots and bytes.
+
+        Between runs. A layer keeps as many as it needs at once. Must hold: there are spare places.
+        """
+        assert self.pool is not None
+        self._end_copies()
+        slots, n_slots, n_freed = self.pool.tier.slots, 0, 0
+        while n_freed < n_bytes and (able := [*filter(self.pool.can_free, slots.last_chunks())]):
+            self.pool.clear(able[0])
+            self._write_addresses()
+            self._table.publish()
+            n_slots, n_freed = n_slots + len(able[0]), n_freed + slots.free(able[0])
+        return n_slots, n_freed
+
+    def take_back_places(self, n_bytes: int) -> tuple[int, int]:
+        """Take back what `give_back_places` freed, as `take_back` does."""
+        assert self.pool is not None
+        numbers, n_taken = self.pool.tier.slots.take_back(n_bytes)
+        self.pool.locations.restore(numbers)
+        return len(numbers), n_taken
 
     def resize(self, capacities: Sequence[int]) -> None:
         """Use so many slots of each pool from now on; the others stay, empty.

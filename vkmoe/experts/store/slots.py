@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
-from vkmoe.experts.decide.keys import Keys, Mask
+from vkmoe.errors import OutOfMemoryError
+from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import FREE, NO_SLOT, Locations, Move
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.store.table import NOWHERE, ExpertTable
@@ -122,29 +123,32 @@ class SlotManager(Closing):
         slot = self.all[numbers[0]]
         arena = self._arenas[self._pools[slot.pool].slot_bytes]
         assert arena.chunks[-1] is slot.memory.buffer, "another chunk"
-        self._freed.append((arena, slot.memory.buffer.size, numbers))
+        n_bytes = slot.memory.buffer.size
+        self._freed.append((arena, n_bytes, numbers))
         arena.free_last()
-        return self.bytes_to_take_back
+        return n_bytes
 
-    @property
-    def bytes_to_take_back(self) -> int:
-        """Count the bytes of the chunk that was freed last; 0: all are there."""
-        return self._freed[-1][1] if self._freed else 0
+    def take_back(self, n_bytes: int) -> tuple[Keys, int]:
+        """Allocate chunks that were freed, the last ones first, of at most so many bytes in all.
 
-    def take_back(self) -> Keys:
-        """Allocate the chunk that was freed last; return the numbers of its slots.
-
-        Raises OutOfMemoryError, with the chunk still free.
+        Returns the numbers of their slots, and their bytes: fewer where memory is refused.
         """
-        arena, n_bytes, numbers = self._freed[-1]
-        chunk = arena.allocate_last(n_bytes)
-        self._freed.pop()
-        slots = self.at(numbers)
-        for slot in slots:
-            slot.move(slot.memory.in_chunk(chunk))
-        self.addresses[numbers] = [slot.address for slot in slots]
-        self._fill(slots)
-        return numbers
+        found, n_taken = [NO_KEYS], 0
+        while self._freed and n_taken + self._freed[-1][1] <= n_bytes:
+            arena, n_of_chunk, numbers = self._freed[-1]
+            try:
+                chunk = arena.allocate_last(n_of_chunk)
+            except OutOfMemoryError:
+                break
+            self._freed.pop()
+            slots = self.at(numbers)
+            for slot in slots:
+                slot.move(slot.memory.in_chunk(chunk))
+            self.addresses[numbers] = [slot.address for slot in slots]
+            self._fill(slots)
+            found.append(numbers)
+            n_taken += n_of_chunk
+        return np.concatenate(found), n_taken
 
     def close(self) -> None:
         for arena in self._arenas.values():

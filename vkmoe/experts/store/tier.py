@@ -367,6 +367,18 @@ class HostPool:
             self._n_hinted += len(moves)
             self._guessed.update(move.key for move in moves)
 
+    def can_free(self, numbers: Keys) -> bool:
+        """Return whether a layer has as many host slots as it needs without these."""
+        at_once = min(self.residency.n_at_once, self.space.n_experts)
+        return self.locations.can_retire(numbers) and self.locations.n_left(numbers) >= at_once
+
+    def clear(self, numbers: Keys) -> None:
+        """Let no expert have these host slots any more. Must hold: none is being read."""
+        slots, leaving = self.tier.slots, self.locations.in_slots(numbers)
+        slots.unmap(slots.at(numbers), self.tier.table.version)
+        self.locations.leave(leaving)
+        self.locations.retire(numbers)
+
     # ----- inside -----
 
     def _bring(self, keys: list[int], kept: Mask, urgent: bool) -> list[Move]:

@@ -1,14 +1,12 @@
 """Does what the host has to do about experts round the submits of a run, and counts their uses.
 
-That is done also where nothing moves. What moves, and how, is the subject of cache.py. Also gives
-slots back where other programs need a GPU's memory.
+That is done also where nothing moves. What moves, and how, is the subject of cache.py.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from time import monotonic, perf_counter_ns
+from time import perf_counter_ns
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +19,6 @@ from vkmoe.experts.records.timing import Totals
 from vkmoe.experts.records.watch import ExpertWatch
 from vkmoe.experts.store.cache import ExpertCache, count_misses
 from vkmoe.experts.store.table import ExpertTable
-from vkmoe.gpu.device import Device, memory_type_candidates
-from vkmoe.modes import Cache, ExpertMode
-
-log = logging.getLogger("vkmoe")
-KEPT_FREE_BYTES = 256 << 20  # of the budget, where slots come back: others may grow again
-WATCH_SECONDS = 1.0  # between two looks at the budget, each of which asks the driver
 
 
 class ExpertTracker:
@@ -123,6 +115,21 @@ class ExpertTracker:
         self._table.end_all()
         return self.cache.take_back(n_bytes) if self.cache is not None else (0, 0)
 
+    def give_back_places(self, n_bytes: int) -> tuple[int, int]:
+        """Free places of host memory, as `ExpertCache.give_back_places` does.
+
+        Must hold: there is a cache that has spare ones, and no submit is in flight.
+        """
+        assert self.cache is not None
+        self._table.end_all()
+        return self.cache.give_back_places(n_bytes)
+
+    def take_back_places(self, n_bytes: int) -> tuple[int, int]:
+        """Take places back that were given. Must hold: some were, and no submit is in flight."""
+        assert self.cache is not None
+        self._table.end_all()
+        return self.cache.take_back_places(n_bytes)
+
     def resize(self, capacities: Sequence[int]) -> None:
         """Use so many slots of each pool from now on, as `ExpertCache.resize` does.
 
@@ -207,72 +214,3 @@ class ExpertTracker:
     def _note_pins(self) -> None:
         if self.residency.warm_at == self.residency.n_tokens:
             self.profiler.mark_warm()
-
-
-class BudgetWatch:
-    """Gives slots back where other programs take so much of a GPU's memory that ours is too much.
-
-    Takes them back when that memory is free again. Beyond its budget (VK_EXT_memory_budget) a
-    driver moves what it likes to host memory, or refuses more. Does nothing where the driver tells
-    no budget, or where the memory is the host's.
-    """
-
-    def __init__(self, device: Device, tracker: ExpertTracker, mode: ExpertMode) -> None:
-        self._device, self._tracker = device, tracker
-        # Which experts are the CPU's may not depend on other programs.
-        self._gives = isinstance(mode, Cache)
-        info = device.info
-        self._heap = info.memory_types[memory_type_candidates(info, "device")[0]].heap
-        self._watches = info.is_vulkan and not info.is_uma and bool(info.heaps[self._heap].budget)
-        self._next_look = monotonic()
-        self._wanted = 0  # 1: to give back, -1: to take back
-        self._given = 0  # bytes
-        self._warned = False
-
-    def look(self) -> None:
-        """Look at the budget, if that was not done of late. To be called between runs."""
-        if not self._watches or monotonic() < self._next_look:
-            return
-        self._next_look = monotonic() + WATCH_SECONDS
-        heap = self._device.heaps()[self._heap]
-        n_over = heap.usage - heap.budget if heap.usage and heap.budget else 0
-        n_free = -n_over - KEPT_FREE_BYTES if self._given else 0
-        last, self._wanted = self._wanted, 1 if n_over > 0 else -1 if n_free > 0 else 0
-        if self._wanted != last:  # once may be for a moment
-            return
-        if n_over > 0:
-            self._give_back(n_over)
-        elif n_free > 0:
-            self._take_back(min(self._given, n_free))
-
-    def _give_back(self, n_over: int) -> None:
-        """Free slots of as many bytes as are too much."""
-        n_slots, n_freed = self._tracker.give_back(n_over) if self._gives else (0, 0)
-        self._given += n_freed
-        if n_freed:
-            log.log(
-                logging.INFO if self._warned else logging.WARNING,
-                "other programs need the GPU's memory: %.0f MiB were given back, %d experts fewer "
-                "have a slot",
-                n_freed / 2**20,
-                n_slots,
-            )
-        elif not self._warned:
-            log.warning(
-                "other programs need the GPU's memory, of which %.0f MiB too much are in use: "
-                "expect to be slowed down; close them, or start again",
-                n_over / 2**20,
-            )
-        self._warned = True
-
-    def _take_back(self, n_bytes: int) -> None:
-        """Have slots of so many bytes again, if whole chunks of them fit."""
-        n_slots, n_taken = self._tracker.take_back(n_bytes)
-        self._given -= n_taken
-        if n_taken:
-            log.info(
-                "the GPU's memory is free again: %.0f MiB were taken back, %d experts more have a "
-                "slot",
-                n_taken / 2**20,
-                n_slots,
-            )
