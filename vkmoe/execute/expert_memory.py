@@ -164,8 +164,7 @@ class ExpertMemory(Closing):
         policy = self._decision.cache_settings.policy
         pools = self._decision.host_pools
         order = PoolResidency(residency.space, pools, policy, residency.counts)
-        from_file = FileReads(loaded.reader)
-        reads = Prefetcher(from_file, "reads from the file")
+        reads = Prefetcher(FileReads(loaded.reader), "reads from the file")
         return HostPool(
             order,
             self._host_slots,
@@ -173,5 +172,5 @@ class ExpertMemory(Closing):
             loaded.table,
             loaded.weights.span_bytes,
             residency.locations,
-            from_file.will_read,
+            loaded.reader.will_read,
         )

@@ -146,7 +146,7 @@ class FileReads:
     """
 
     def __init__(self, reader: SpanReader) -> None:
-        self._reader, self.will_read = reader, reader.will_read
+        self._reader = reader
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         """Read these experts, one after another. Returns when all are there.
@@ -157,10 +157,10 @@ class FileReads:
         began = time.perf_counter_ns()
         numbers = [number for number, _, _ in copies]
         for number in numbers[:N_AHEAD]:
-            self.will_read(number)
+            self._reader.will_read(number)
         for index, (number, place, n_bytes) in enumerate(copies, N_AHEAD):
             if index < len(numbers):
-                self.will_read(numbers[index])
+                self._reader.will_read(numbers[index])
             assert place.buffer.mapped, "the host pool is always mapped"
             view = place.buffer.view()[place.offset : place.offset + n_bytes]
             try:
