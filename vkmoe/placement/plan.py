@@ -132,11 +132,9 @@ class _Planner:
         """Count the bytes that a plan takes of the device's budget."""
         return made.total("device") + made.total("host") * self.device.is_uma
 
-    def with_context(self, made: MemoryPlan) -> MemoryPlan:
-        """Say how far the KV cache of a plan can grow: at least as far as it must.
-
-        Raises OutOfMemoryError where it cannot.
-        """
+    def _with_context(self, made: MemoryPlan) -> MemoryPlan:
+        """Say how far its KV cache can grow. Raises OutOfMemoryError where that is too little."""
+        self._check_host(made)
         config, spec = self.config, self.spec
         growth = partial(growth_bytes, self.device, spec, made)
         spare = max(0, self._budget - self._taken(made))
@@ -189,20 +187,15 @@ class _Planner:
             short = self._base(min(given.base.first_positions, FIRST_POSITIONS))
             free = given.free + self._taken(given.base) - self._taken(short)
             lent = growth_bytes(self.device, self.spec, short, given.base.first_positions)
-            room = replace(given, free=free, base=short, lent=lent)
             with suppress(OutOfMemoryError):
-                lending = self._checked(replace(place_experts(room, way), gives_slots=True))
+                made = place_experts(replace(given, free=free, base=short, lent=lent), way)
+                lending = self._with_context(replace(made, gives_slots=True))
             if lending and (lending.exchanges or not lending.host_slots):
                 return lending
         made = place_experts(given, way)
-        return lending if lending and not made.exchanges else self._checked(made)
+        return lending if lending and not made.exchanges else self._with_context(made)
 
-    def _checked(self, made: MemoryPlan) -> MemoryPlan:
-        """Say how far the context of a plan that fits can grow. Raises OutOfMemoryError."""
-        self.check_host(made)
-        return self.with_context(made)
-
-    def check_host(self, made: MemoryPlan) -> None:
+    def _check_host(self, made: MemoryPlan) -> None:
         """Refuse a plan for which the host would have to swap. Raises OutOfMemoryError."""
         shared = self.device.is_uma
         needed = made.total("host") + made.total("device") * shared

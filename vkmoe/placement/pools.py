@@ -178,8 +178,7 @@ class SlotLayout:
         return tuple(self.n_experts * n for n in self._n_layers.values())
 
     def holds_all(self, slots: Sequence[int], host_slots: Sequence[int]) -> bool:
-        """Say whether slots of each layer and host slots of each size hold all experts together,
-        and still do when slots have given back what is lent to them."""
+        """Say whether slots and host slots hold all experts, also without what is lent."""
         sizes = zip(self._of_size(slots, 0), host_slots, self._all_host_slots, strict=False)
         spare = [own + host - n for own, host, n in sizes]
         n_bytes = sum(n * size for n, size in zip(spare, self._n_layers, strict=False))
