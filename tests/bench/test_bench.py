@@ -15,6 +15,7 @@ import pytest
 
 from bench import long_context
 from bench.command import run_main
+from bench.models import custom_model, shape_of
 from tests.engine.test_context import grow_in_steps
 from vkmoe.execute import recorder
 from vkmoe.execute.segments import cut_at_marks
@@ -174,6 +175,18 @@ def test_long_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert last["cache_bytes"] > first["cache_bytes"] and last["slot_bytes"] < first["slot_bytes"]
     assert short["cache_bytes"] < last["cache_bytes"] and short["slot_bytes"] > last["slot_bytes"]
     assert (tmp_path / "made.png").stat().st_size > 10_000
+
+
+@pytest.mark.full
+def test_file_tier(tmp_path: Path) -> None:
+    """Nothing is locked where less is left than is to be; both ways read what the file has."""
+    model = custom_model("tiny", shape_of("tiny", n_layers=1), "q8_0", tmp_path)
+    few = ["--left", "1000000", "--lengths", "3,9", "--tokens", "2"]
+    rows = document("file_tier", str(model), *few)["results"]["rows"]
+    assert [(row["prompt"], row["side"]) for row in rows] == [
+        (n, side) for n in (3, 9) for side in ("vkmoe", "vkmoe by faults")
+    ]
+    assert all(row["prompt_seconds"] > 0 and row["decode_rate"] > 0 for row in rows)
 
 
 @pytest.mark.full
