@@ -26,7 +26,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
 
-SIZES_AT = 48
+SIZES_AT = DESCRIPTOR_BYTES - 3 * 8  # of gate, up and down, behind all addresses
 
 
 def main() -> None:
