@@ -36,9 +36,11 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--ctx", type=int, required=True)
+    parser.add_argument("--expert-mode", default="auto")
     parser.add_argument("--by-faults", action="store_true", help="never read experts ahead")
     options = parser.parse_args()
-    config = EngineConfig(options.device, options.ctx, threads=options.threads)
+    mode, threads = options.expert_mode, options.threads
+    config = EngineConfig(options.device, options.ctx, threads=threads, expert_mode=mode)
     with Engine(options.model, config) as engine:
         if options.by_faults:
             _read_by_faults(engine)

@@ -1,4 +1,4 @@
-"""A model whose file is larger than the memory that is left for it, on the CPU, beside llama.cpp.
+"""A model whose file is larger than the memory that is left for it, beside llama.cpp.
 
 python -m bench.file_tier MODEL.gguf --left 6,10,14 --llama-python LLAMA_VENV/bin/python --record
 
@@ -6,7 +6,8 @@ Memory is locked until so many GB are left. Each side begins anew for each lengt
 nothing of the file in memory. Said are the disk's own speed by direct reads, the seconds of loading
 and those from then to the first token, the speed of reading meanwhile, and then tokens per second
 and bytes read for each, over tokens of a random text. `by faults` is vkmoe with page faults alone.
-llama.cpp may not repack weights: that would copy all of them to memory.
+Another --device than the CPU keeps experts in a cache. llama.cpp, on the CPU in any case, may not
+repack weights: that would copy all of them to memory.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from bench.command import command_line, finish, run_main
 from bench.speed import numbers
 from bench.worker import LLAMA, VKMOE, Worker, own_worker, rival_worker
 from vkmoe.bench.environment import describe, print_card
-from vkmoe.cpu.device import cpu_info
 from vkmoe.cpu.host_memory import available_bytes
+from vkmoe.devices import choose_device, list_devices
 from vkmoe.errors import UsageError
 
 GB, VOCABULARY = 10**9, 1000
@@ -45,14 +46,18 @@ def main() -> None:
     parser.add_argument("--lengths", type=numbers, default=(6, 64, 512), help="of prompts")
     parser.add_argument("--tokens", type=int, default=64, help="decoded behind each (default: 64)")
     parser.add_argument("--llama-python", help="an interpreter with llama-cpp-python")
+    parser.set_defaults(device="cpu")
     options = parser.parse_args()
-    card = describe(cpu_info())
+    info = choose_device(list_devices(), options.device)
+    card, by_cpu = describe(info), not info.is_vulkan
     print_card(card)
     context = max(options.lengths) + options.tokens
+    own = ["--device", options.device, *([] if by_cpu else ["--expert-mode", "cache"])]
     sides: dict[str, Callable[[], Worker]] = {
-        VKMOE: lambda: own_worker(options.model, context, "--device", "cpu"),
-        BY_FAULTS: lambda: own_worker(options.model, context, "--device", "cpu", "--by-faults"),
+        VKMOE: lambda: own_worker(options.model, context, *own)
     }
+    if by_cpu:
+        sides[BY_FAULTS] = lambda: own_worker(options.model, context, *own, "--by-faults")
     if options.llama_python:
         python, mapped = options.llama_python, "--mapped"
         sides[LLAMA] = lambda: rival_worker(python, options.model, context, "", mapped)

@@ -264,8 +264,7 @@ class Engine(Closing):
             if first != self._ends[region]:
                 self.rewind(region, first)
             self._ends[region] = last + 1
-        for watch in self._watches:
-            watch.look()
+        self.watch_memory()
         self._programs.make_ready(batch)
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()
@@ -279,6 +278,15 @@ class Engine(Closing):
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)
         return result
+
+    def watch_memory(self) -> bool:
+        """Give memory back that other programs need, and take it back: between runs.
+
+        Returns whether there is any to watch. Raises DeviceLostError.
+        """
+        for watch in self._watches:
+            watch.look()
+        return bool(self._watches)
 
     def computing(self) -> Computing:
         """Say how long the last run computed."""

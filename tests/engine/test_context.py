@@ -49,7 +49,7 @@ def script(n_vocab: int, seed: int) -> Iterator[Rows | tuple[int, int, int] | No
     """Rows of three texts, in turns: they grow, go back and are copied; at times all begin anew."""
     random_ = random.Random(seed)
     ends = [0] * N_REGIONS
-    for _ in range(80):
+    for _ in range(50):
         region = random_.randrange(N_REGIONS)
         way = random_.random()
         if way < 0.1:
@@ -85,7 +85,13 @@ def logits_of(engine: Engine, seed: int) -> tuple[list[NDArray[np.float32]], lis
             positions = tuple(range(asked.position, asked.position + n_rows))
             wants = (False,) * (n_rows - 1) + (True,)
             regions, phase = (asked.region,) * n_rows, "decode" if asked.decodes else "prompt"
-            engine.run(TokenBatch(asked.tokens, positions, regions, wants, phase))  # type: ignore[arg-type]
+            batch = TokenBatch(asked.tokens, positions, regions, wants, phase)  # type: ignore[arg-type]
+            while True:
+                try:
+                    engine.run(batch)
+                    break
+                except OutOfMemoryError as error:  # which may be over
+                    assert "no memory is left for a context of" in str(error)
             logits.append(engine.full_logits().copy())
         sizes.append(engine._caches.n_positions)
     return logits, sizes
@@ -105,7 +111,7 @@ WAYS: dict[str, dict[str, Any]] = {
     ("name", "way"),
     [*((name, "resident") for name in ONE_OF_EACH), *(("demo", way) for way in WAYS)],
 )
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 def test_growing_and_shrinking_change_no_bit(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,27 +127,27 @@ def test_growing_and_shrinking_change_no_bit(
     assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted]
 
 
+def replies_with_drafts(**options: Any) -> tuple[list[list[int]], int]:
+    """The tokens of two replies with guesses, and the positions that there was room for at last."""
+    texts = ([5, 6, 7] * 8, [9, 8] * 20)
+    with LLM(demo_model_path(), ctx_size=CTX_SIZE, parallel=2, draft="lookup", **options) as llm:
+        asked = [llm.request(text, max_tokens=50, temp=0, ignore_eos=True) for text in texts]
+        found = [Generation(each, llm.tokenizer, llm.engine.ctx_size) for each in asked]
+        for each in found:
+            llm.scheduler.submit(each)
+        while llm.scheduler.has_work:
+            llm.scheduler.step()
+        assert sum(each.statistics(0.0).n_drafted_tokens for each in found) > 0
+        return [each.tokens for each in found], llm.engine._caches.n_positions
+
+
 def test_replies_with_drafts_are_those_of_a_cache_that_never_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guesses that were wrong are taken back, beside another text, while the caches grow."""
-    path, texts = demo_model_path(), ([5, 6, 7] * 8, [9, 8] * 20)
-    options: dict[str, Any] = {"ctx_size": CTX_SIZE, "parallel": 2, "draft": "lookup"}
-
-    def replies() -> tuple[list[list[int]], int]:
-        with LLM(path, **options) as llm:
-            asked = [llm.request(text, max_tokens=90, temp=0, ignore_eos=True) for text in texts]
-            found = [Generation(each, llm.tokenizer, llm.engine.ctx_size) for each in asked]
-            for each in found:
-                llm.scheduler.submit(each)
-            while llm.scheduler.has_work:
-                llm.scheduler.step()
-            assert sum(each.statistics(0.0).n_drafted_tokens for each in found) > 0
-            return [each.tokens for each in found], llm.engine._caches.n_positions
-
-    wanted, n_fixed = replies()
+    wanted, n_fixed = replies_with_drafts()
     grow_in_steps(monkeypatch)
-    found, n_grown = replies()
+    found, n_grown = replies_with_drafts()
     assert found == wanted and FIRST < n_grown < n_fixed == CTX_SIZE
 
 
@@ -200,7 +206,8 @@ def test_slots_give_memory_while_a_text_is_long_and_get_it_back(
     small_card: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default: nothing is asked for. The text is the one of a card that holds everything."""
-    tokens = [(7 * i * i + 3 * i) % 900 + 5 for i in range(CTX_SIZE)]
+    n_most = 72
+    tokens = [(7 * i * i + 3 * i) % 900 + 5 for i in range(n_most)]
 
     def run(engine: Engine, n_tokens: int) -> bytes:
         engine.run_prompt(tokens[: n_tokens - 4])
@@ -208,20 +215,20 @@ def test_slots_give_memory_while_a_text_is_long_and_get_it_back(
             engine.run_token(tokens[position], position)
         return engine.full_logits().tobytes()
 
-    with Engine(lengthened(demo_model_path(), 20_000), EngineConfig(ctx_size=CTX_SIZE)) as engine:
-        wanted, short = run(engine, CTX_SIZE), run(engine, FIRST)
+    with Engine(lengthened(demo_model_path(), 20_000), EngineConfig(ctx_size=n_most)) as engine:
+        wanted, short = run(engine, n_most), run(engine, FIRST)
     grow_in_steps(monkeypatch)
     with Engine(lengthened(demo_model_path(), 20_000), EngineConfig(), checks=True) as engine:
         assert engine.cache is not None and engine.plan.gives_slots
         locations, cache_memory = engine.cache.residency.locations, engine.cache._memory
         before = locations.capacities.sum()
         engine._context._spare = 0  # the card is full
-        assert run(engine, CTX_SIZE) == wanted
+        assert run(engine, n_most) == wanted
         assert locations.capacities.sum() < before
         assert run(engine, FIRST) == short
         engine.settle()
         # All but what the last chunk of a layer's slots holds, for which the caches keep a part.
         of_chunk = arena.SLOT_CHUNK // cache_memory.span_bytes[0]
         assert locations.capacities.sum() > before - of_chunk
-        assert engine._caches.n_positions < CTX_SIZE
-        assert run(engine, CTX_SIZE) == wanted
+        assert engine._caches.n_positions < n_most
+        assert run(engine, n_most) == wanted

@@ -224,8 +224,8 @@ class Crowded:
 def walk(engine: Engine, crowded: Crowded | None = None) -> list[bytes]:
     """Logits after each of some tokens; in the middle of them others take memory."""
     logits = []
-    for position, token in enumerate(TOKENS * 3):
-        if crowded is not None and position == 10:
+    for position, token in enumerate(TOKENS * 2):
+        if crowded is not None and position == 6:
             crowded.n_over = 3 << 19
         engine.run_token(token, position)
         logits.append(engine.full_logits().tobytes())

@@ -77,7 +77,7 @@ def test_the_browser_is_fetched_where_tests_need_it(checkout: Path) -> None:
 def test_arguments_go_to_pytest(checkout: Path) -> None:
     stand_in(checkout / ".venv" / "bin" / "python", 'echo "$@"')
     done = run(checkout, "tests/quants", "-x")
-    assert done.stdout.splitlines()[-1].startswith("-m pytest -n 2 --dist loadfile ")
+    assert done.stdout.splitlines()[-1].startswith("-m pytest -n 3 --dist loadfile ")
     assert done.stdout.endswith(" tests/quants -x\n")
 
 

@@ -52,12 +52,14 @@ class ContextMemory:
         Must hold: no submit is in flight. Raises DeviceLostError.
         """
         needed = max(self._least, round_up(2 * max(filled), CONTEXT_STEP))
-        if 2 * needed > self._caches.n_positions or not self._resize(needed, filled):
+        if 2 * needed > self._caches.n_positions:
             return False
-        n_bytes = min(self._taken, self._spare)
-        _, n_taken = self._tracker.take_back(n_bytes)
-        self._taken, self._spare = self._taken - n_taken, self._spare - n_taken
-        return True
+        before = self._caches.n_bytes
+        if self._resize(needed, filled):
+            n_bytes = min(self._taken, self._spare)
+            _, n_taken = self._tracker.take_back(n_bytes)
+            self._taken, self._spare = self._taken - n_taken, self._spare - n_taken
+        return self._caches.n_bytes != before  # some layers may have moved before memory ended
 
     def _resize(self, n_positions: int, filled: Sequence[int]) -> bool:
         """Move the caches to places for so many positions, if there is memory for it."""

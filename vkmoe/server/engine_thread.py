@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from vkmoe.errors import DeviceLostError, VkmoeError
+from vkmoe.experts.store.memory_watch import WATCH_SECONDS
 from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Generation, Request
 from vkmoe.llm import LLM
@@ -193,9 +194,10 @@ class EngineThread:
         """Let replies go on until the end was asked for. Raises DeviceLostError."""
         scheduler = llm.scheduler
         while True:
+            watches = llm.engine.watch_memory()
             with self._changed:
-                while not (self._calls or scheduler.has_work or self._is_ending):
-                    self._changed.wait()
+                if not (self._calls or scheduler.has_work or self._is_ending):
+                    self._changed.wait(WATCH_SECONDS if watches else None)
             while self._calls:
                 _answer(*self._calls.popleft(), llm)
             if not scheduler.has_work:

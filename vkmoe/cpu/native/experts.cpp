@@ -4,9 +4,11 @@
 #include "kernels.hpp"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -57,6 +59,42 @@ private:
     const uint32_t* words_;
 };
 
+/// Whether an expert is in a file that memory does not hold as a whole.
+bool is_in_file(const uint8_t* expert) {
+    uint64_t n_bytes;
+    std::memcpy(&n_bytes, expert + kSizesAt, sizeof n_bytes);
+    return n_bytes != 0;
+}
+
+/// Follows how much layers of tokens read from disks. Asking for experts costs a tenth of a token
+/// where all of them are in memory; page faults cost less than that where little is read.
+class Reading {
+public:
+    /// Take reading for much until it is known.
+    void begin_anew() { average_ = kMost; }
+
+    /// Note a layer, once for each.
+    void note() {
+        rusage usage{};
+        if (getrusage(RUSAGE_SELF, &usage) != 0) return;
+        const double read = kBlockBytes * static_cast<double>(usage.ru_inblock - n_blocks_);
+        n_blocks_ = usage.ru_inblock;
+        const double average = average_;
+        average_ = average + (std::min(read, kMost) - average) / kLayers;
+    }
+
+    bool is_much() const { return average_ >= kMuch; }
+
+private:
+    static constexpr double kBlockBytes = 512, kLayers = 64;  // of the average
+    static constexpr double kMuch = 100e3, kMost = 1e6;      // bytes that a layer reads
+
+    std::atomic<double> average_{kMost};
+    long n_blocks_ = 0;
+};
+
+Reading reading;  // the system counts it for the process
+
 }  // namespace
 
 void read_ahead(const uint8_t* expert) {
@@ -85,6 +123,7 @@ std::vector<Step> expert_gate_up(const Call& call) {
     require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
     require(pass <= kUpOnly && activation <= 1, call, "no such pass or activation");
     const Experts experts(call, n_vectors);
+    if (!experts.is_fixed()) reading.begin_anew();
     const size_t n_slots = experts.n_slots();
     const auto* const x = call.words<const float>("x", reach(n_vectors, x_pitch, n_columns));
     auto* const act = call.words<float>("act", reach(n_vectors, act_pitch, n_slots * n_rows));
@@ -100,7 +139,9 @@ std::vector<Step> expert_gate_up(const Call& call) {
     };
     const auto ahead = [=](size_t item, size_t) {
         const uint8_t* const expert = experts.expert(item / n_slots, item % n_slots);
-        if (expert != nullptr && !experts.is_fixed()) read_ahead(expert);
+        if (expert == nullptr || experts.is_fixed() || !is_in_file(expert)) return;
+        if (item == 0) reading.note();
+        if (reading.is_much()) read_ahead(expert);
     };
     const size_t n_groups = ceil_divide(n_rows, rows);
     const auto multiply = [=](size_t item, size_t) {

@@ -211,6 +211,12 @@ class Locations:
         self.changed[keys] = True
         self._state[keys] = ABSENT
 
+    def move(self, keys: Keys, numbers: Keys) -> None:
+        """Note that the bytes of these experts are in other slots now, which were free."""
+        self._derived = None
+        self.changed[keys] = True
+        self._slot_of[keys] = numbers
+
     def land(self, keys: Keys, layers: Keys, indices: Keys) -> None:
         """Let experts keep the landing slots they are in, which get the slots they had.
 
@@ -244,9 +250,27 @@ class Locations:
         """Return the slots of a pool that are free."""
         return [*self._view().free[pool]]
 
-    def n_free_besides(self, pool: int, numbers: Keys) -> int:
-        """Return how many slots of a pool are free that are none of these."""
-        return int((~np.isin(self._view().free[pool], numbers)).sum())
+    def leaving_for(self, numbers: Keys, order: Keys) -> Keys:
+        """Return which experts must leave so that these slots can be put out of use.
+
+        Those of a pool that are first in `order` [n_pools, n], wherever they are: as many as there
+        are too few other free slots for the experts in these, and for those to land in.
+        """
+        used = np.concatenate([self._slot_of[self.resident], self.landing.ravel()])
+        pools = self.pools_of_slots(used[np.isin(used, numbers)])
+        n_used = np.bincount(pools, minlength=len(self.pools)).tolist()
+        n_free = [len(self._free_besides(pool, numbers)) for pool in range(len(self.pools))]
+        rows = zip(order, n_used, n_free, strict=True)
+        return np.concatenate([NO_KEYS, *(row[: max(0, n - n_able)] for row, n, n_able in rows)])
+
+    def new_slots(self, numbers: Keys) -> tuple[Keys, Keys]:
+        """Return the experts in these slots, and as many other slots that are free, of their pools.
+
+        Must hold: there are as many.
+        """
+        keys = self.in_slots(numbers)
+        free = [self._free_besides(pool, numbers) for pool in range(len(self.pools))]
+        return keys, np.array([free[pool].pop() for pool in self.pool_of[keys].tolist()], np.int64)
 
     def can_retire(self, numbers: Keys) -> bool:
         """Return whether each pool keeps a slot, and its floor, if these are put out of use."""
@@ -269,7 +293,7 @@ class Locations:
         assert not self.in_slots(numbers).size, "experts have slots that are to go"
         for layer, index in self.landing_in(numbers):
             pool = int(self.pool_of[layer * self.space.n_experts])
-            free = [slot for slot in self._view().free[pool] if slot not in numbers]
+            free = self._free_besides(pool, numbers)
             self._derived = None
             self.landing[layer, index] = free[0]
         self._derived = None
@@ -315,6 +339,12 @@ class Locations:
     def _has(self, state: int) -> bool:
         """Return whether an expert is in a state: nearly never, and asked for every token."""
         return state in self._state.tobytes()  # far faster than any way of NumPy's
+
+    def _free_besides(self, pool: int, numbers: Keys) -> list[int]:
+        """Return the slots of a pool that are free and none of these."""
+        free = np.array(self._view().free[pool], np.int64)
+        found: list[int] = free[~np.isin(free, numbers)].tolist()
+        return found
 
     def _capacities_without(self, retired: Keys) -> Keys:
         """Return how many slots each pool has in use if these are not [n_pools]."""

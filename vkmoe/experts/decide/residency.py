@@ -9,7 +9,6 @@ slots; does not copy: it answers with moves, whose arrival its caller notes in t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from math import inf
@@ -258,22 +257,11 @@ class Residency:
             self._foresight.reset()
 
     def leaving_for(self, numbers: Keys) -> Keys:
-        """Return which experts must leave so that these slots can be put out of use.
+        """Return which experts leave so that these slots can be put out of use: the next to leave.
 
-        Those that have them, and where landing slots are among them the least used of their pools,
-        pinned ones last, which leave theirs to land in.
+        What else is in these slots can be moved to those that they leave.
         """
-        locations, counts = self.locations, self.counts.values()
-        leaving = locations.in_slots(numbers)
-        found, others = [leaving], locations.resident
-        others[leaving] = False
-        first = self.space.n_experts * np.array([i for i, _ in locations.landing_in(numbers)])
-        for pool, n in Counter(locations.pool_of[first.astype(np.int64)].tolist()).items():
-            n_short = max(0, n - locations.n_free_besides(pool, numbers))
-            ours = np.flatnonzero(others & (locations.pool_of == pool))
-            order = np.lexsort((counts[ours], locations.pins[ours] != 0))
-            found.append(ours[order[:n_short]])
-        return np.concatenate(found)
+        return self.locations.leaving_for(numbers, self.leaving_order())
 
     # ----- changes between runs -----
 
@@ -298,16 +286,10 @@ class Residency:
         self.reset_predictions()  # of tokens that ran under another policy nothing was noted
 
     def least_slots(self, pool: int, n: int) -> Keys:
-        """Return the `n` slots of a pool that are missed least: free ones, then of the least used.
-
-        Pinned experts come last.
-        """
-        locations, free = self.locations, self.locations.free_slots(pool)[:n]
-        held = np.flatnonzero(locations.resident & (locations.pool_of == pool))
-        order = np.lexsort((self.counts.of(held), locations.pins[held] != 0))
-        return np.concatenate([free, locations.slots_of(held[order[: n - len(free)]])]).astype(
-            np.int64
-        )
+        """Return `n` slots of a pool: free ones, then of the experts that are the next to leave."""
+        free = self.locations.free_slots(pool)[:n]
+        leaving = self.leaving_order()[pool, : n - len(free)]
+        return np.concatenate([free, self.locations.slots_of(leaving)]).astype(np.int64)
 
     def arrived(self, moves: Iterable[Move]) -> None:
         """Note that all bytes of moves are there: the next token finds the experts in slots."""
@@ -514,6 +496,16 @@ class PoolResidency:
             ranked = rows.ravel()[np.lexsort((-used[rows].ravel(), ranks.ravel()))]
             wanted += ranked[~left_out[ranked]][: self.locations.n_free(index)].tolist()
         return sorted(wanted)  # as they lie in the file
+
+    def leaving_for(self, numbers: Keys, in_slots: Mask) -> Keys:
+        """Return which experts leave so that these host slots can be put out of use.
+
+        Those `in_slots` [n_keys] of the device first, then those that are the next to leave.
+        """
+        order = self._policy.leaving_order()
+        stays = ~np.append(in_slots, False)[order]
+        order = np.take_along_axis(order, np.argsort(stays, axis=1, kind="stable"), axis=1)
+        return self.locations.leaving_for(numbers, order)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the record or the policy contradicts itself (tests)."""

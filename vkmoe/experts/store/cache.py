@@ -206,8 +206,7 @@ class ExpertCache:
         if self._lands:
             self._landings.offer()
         self._steps.begin()
-        self._write_addresses()
-        self._table.publish()
+        self._publish()
         return self._table.begin()
 
     def need(self, layer: int, experts: NDArray[np.uint32], guess: bool = True) -> None:
@@ -297,15 +296,6 @@ class ExpertCache:
         self.resize(np.minimum(wanted, locations.capacities).tolist())
         return int((wanted - locations.capacities).sum()), n_freed
 
-    def take_back(self, n_bytes: int) -> tuple[int, int]:
-        """Take back memory that `give_back` freed, at most so many bytes; return slots and bytes.
-
-        Between runs. The slots are free. Takes none where the device refuses it.
-        """
-        numbers, n_taken = self._memory.slots.take_back(n_bytes)
-        self.residency.locations.restore(numbers)
-        return len(numbers), n_taken
-
     @property
     def has_spare_places(self) -> bool:
         """Return whether experts can leave host memory: they are read from the file then."""
@@ -320,17 +310,19 @@ class ExpertCache:
         self._end_copies()
         slots, n_slots, n_freed = self.pool.tier.slots, 0, 0
         while n_freed < n_bytes and (able := [*filter(self.pool.can_free, slots.last_chunks())]):
-            self.pool.clear(able[0])
-            self._write_addresses()
-            self._table.publish()
+            if not self.pool.clear(able[0], self._publish):
+                break
             n_slots, n_freed = n_slots + len(able[0]), n_freed + slots.free(able[0])
         return n_slots, n_freed
 
-    def take_back_places(self, n_bytes: int) -> tuple[int, int]:
-        """Take back what `give_back_places` freed, as `take_back` does."""
-        assert self.pool is not None
-        numbers, n_taken = self.pool.tier.slots.take_back(n_bytes)
-        self.pool.locations.restore(numbers)
+    def take_back(self, n_bytes: int, of_host: bool = False) -> tuple[int, int]:
+        """Take back memory that was given, at most so many bytes; return slots and bytes.
+
+        Between runs. The slots are free. Takes none where the device refuses it.
+        """
+        tier = self.pool.tier if of_host and self.pool is not None else self._tier
+        numbers, n_taken = tier.slots.take_back(n_bytes)
+        tier.locations.restore(numbers)
         return len(numbers), n_taken
 
     def resize(self, capacities: Sequence[int]) -> None:
@@ -405,24 +397,25 @@ class ExpertCache:
     def _leave(self, numbers: Keys, why: Left) -> bool:
         """Let nothing use these slots any more: no expert, no copy, no submit to come.
 
-        Return False, with all as it was, where an expert could not be written back.
+        Those that are the next to leave do so, and the others move. Return False, with the slots
+        in use, where an expert could not be written back or moved.
         """
         self._end_copies()
-        locations, slots, table = self.residency.locations, self._memory.slots, self._table
+        locations, slots = self.residency.locations, self._memory.slots
         leaving = self.residency.leaving_for(numbers)
         if self._exchange is not None and not self._exchange.back(leaving):
             return False
         if self.residency.reasons is not None:
             self.residency.reasons.left(leaving.tolist(), why)
         self._landings.move(locations.landing_in(numbers))
-        slots.unmap(slots.at(locations.slots_of(leaving)), table.version)
-        locations.leave(leaving)
+        if not self._tier.vacate(numbers, leaving, self._publish):
+            self._landings.offer()
+            return False
         locations.retire(numbers)
         self._landed = []
         self._landings.offer()
-        self._write_addresses()
-        table.publish()
-        assert all(slot.writable(table.oldest_read) for slot in slots.at(numbers))
+        self._publish()
+        assert all(slot.writable(self._table.oldest_read) for slot in slots.at(numbers))
         return True
 
     def _end_copies(self) -> None:
@@ -472,6 +465,11 @@ class ExpertCache:
         self.residency.locations.changed[keys] = False
         if self.pool is not None:
             self.pool.locations.changed[keys] = False
+
+    def _publish(self) -> None:
+        """Have the next submit read where the experts are now."""
+        self._write_addresses()
+        self._table.publish()
 
     def _addresses(self, keys: Keys) -> NDArray[np.uint64]:
         """Return where experts are: in their slots, else at home, else NOWHERE."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
 from vkmoe.cpu.host_memory import available_bytes
@@ -101,7 +102,7 @@ def watches(device: Device, tracker: ExpertTracker, mode: ExpertMode) -> list[Me
         words = "the GPU's memory", "slot"
         found.append(MemoryWatch(*words, over_budget, gives, tracker.take_back))
     if tracker.cache is not None and tracker.cache.has_spare_places:
-        moves = tracker.give_back_places, tracker.take_back_places
+        moves = tracker.give_back_places, partial(tracker.take_back, of_host=True)
         found.append(MemoryWatch("host memory", "place there", _host_watched(), *moves))
     return found
 

@@ -107,6 +107,17 @@ class SlotManager(Closing):
         if self._poison:
             self._fill(slots)
 
+    def copy(self, sources: Sequence[Slot], targets: Sequence[Slot]) -> None:
+        """Copy what is in slots to others of their pools, and wait. Raises GpuErrors."""
+        if not sources:
+            return
+        with translate_errors("moving experts to other slots"):
+            recorder = self._device.native.recorder()
+            for source, target in zip(sources, targets, strict=True):
+                a, b, n_bytes = source.memory, target.memory, self._pools[source.pool].slot_bytes
+                recorder.copy(a.buffer, a.offset, b.buffer, b.offset, n_bytes)
+            self._device.native.submit(recorder.finish()).wait()
+
     def last_chunks(self) -> Iterator[Keys]:
         """Yield the numbers of slots that can be freed together, of the most memory first."""
         for arena in sorted(self._arenas.values(), key=lambda each: -each.n_bytes):

@@ -159,6 +159,29 @@ class Tier:
         waiting = self.locations.waiting()
         self._take_back(waiting[~wanted[waiting]].tolist())
 
+    def vacate(self, numbers: Keys, leaving: Keys, publish: Callable[[], object]) -> bool:
+        """Let no submit to come read these slots: `leaving` leave, what else is there moves.
+
+        `publish` lets the table lead to where experts are. Returns False, with the others where
+        they were, if the copies fail. Raises DeviceLostError. Must hold: no submit is in flight,
+        nor a copy; `leaving` is what `Locations.leaving_for` says of these slots.
+        """
+        self.slots.unmap(self._slots(leaving.tolist()), self.table.version)
+        self.locations.leave(leaving)
+        publish()
+        keys, new = self.locations.new_slots(numbers)
+        old = self._slots(keys.tolist())
+        try:
+            self.slots.copy(old, self.slots.at(new))
+        except DeviceLostError:
+            raise
+        except VkmoeError as error:
+            log.warning("experts could not be moved to other slots: %s", error)
+            return False
+        self.slots.unmap(old, self.table.version)
+        self.locations.move(keys, new)
+        return True
+
     # ----- inside -----
 
     def _note_evictions(self, moves: Sequence[Move]) -> None:
@@ -372,12 +395,14 @@ class HostPool:
         at_once = min(self.residency.n_at_once, self.space.n_experts)
         return self.locations.can_retire(numbers) and self.locations.n_left(numbers) >= at_once
 
-    def clear(self, numbers: Keys) -> None:
-        """Let no expert have these host slots any more. Must hold: none is being read."""
-        slots, leaving = self.tier.slots, self.locations.in_slots(numbers)
-        slots.unmap(slots.at(numbers), self.tier.table.version)
-        self.locations.leave(leaving)
+    def clear(self, numbers: Keys, publish: Callable[[], object]) -> bool:
+        """Put these host slots out of use; return whether that could be. See `Tier.vacate`."""
+        leaving = self.residency.leaving_for(numbers, self._device.present)
+        if not self.tier.vacate(numbers, leaving, publish):
+            return False
         self.locations.retire(numbers)
+        publish()
+        return True
 
     # ----- inside -----
 

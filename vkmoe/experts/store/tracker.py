@@ -107,14 +107,6 @@ class ExpertTracker:
         self._table.end_all()
         return self.cache.give_back(n_bytes) if self.cache is not None else (0, 0)
 
-    def take_back(self, n_bytes: int) -> tuple[int, int]:
-        """Take memory back that was given, as `ExpertCache.take_back` does.
-
-        Must hold: no submit is in flight.
-        """
-        self._table.end_all()
-        return self.cache.take_back(n_bytes) if self.cache is not None else (0, 0)
-
     def give_back_places(self, n_bytes: int) -> tuple[int, int]:
         """Free places of host memory, as `ExpertCache.give_back_places` does.
 
@@ -124,11 +116,13 @@ class ExpertTracker:
         self._table.end_all()
         return self.cache.give_back_places(n_bytes)
 
-    def take_back_places(self, n_bytes: int) -> tuple[int, int]:
-        """Take places back that were given. Must hold: some were, and no submit is in flight."""
-        assert self.cache is not None
+    def take_back(self, n_bytes: int, of_host: bool = False) -> tuple[int, int]:
+        """Take memory back that was given, as `ExpertCache.take_back` does.
+
+        Must hold: no submit is in flight.
+        """
         self._table.end_all()
-        return self.cache.take_back_places(n_bytes)
+        return self.cache.take_back(n_bytes, of_host) if self.cache is not None else (0, 0)
 
     def resize(self, capacities: Sequence[int]) -> None:
         """Use so many slots of each pool from now on, as `ExpertCache.resize` does.
