@@ -67,11 +67,14 @@ bool is_in_file(const uint8_t* expert) {
 }
 
 /// Follows how much layers of tokens read from disks. Asking for experts costs a tenth of a token
-/// where all of them are in memory; page faults cost less than that where little is read.
+/// where all of them are in memory; the few that lack are left to page faults then.
 class Reading {
 public:
     /// Take reading for much until it is known.
-    void begin_anew() { average_ = kMost; }
+    void begin_anew() {
+        average_ = kMost;
+        is_much_ = true;
+    }
 
     /// Note a layer, once for each.
     void note() {
@@ -79,17 +82,19 @@ public:
         if (getrusage(RUSAGE_SELF, &usage) != 0) return;
         const double read = kBlockBytes * static_cast<double>(usage.ru_inblock - n_blocks_);
         n_blocks_ = usage.ru_inblock;
-        const double average = average_;
-        average_ = average + (std::min(read, kMost) - average) / kLayers;
+        average_ += (std::min(read, kMost) - average_) / kLayers;
+        if (average_ >= kMuch) is_much_ = true;
+        if (average_ < kLittle) is_much_ = false;
     }
 
-    bool is_much() const { return average_ >= kMuch; }
+    bool is_much() const { return is_much_; }
 
 private:
     static constexpr double kBlockBytes = 512, kLayers = 64;  // of the average
-    static constexpr double kMuch = 100e3, kMost = 1e6;      // bytes that a layer reads
+    static constexpr double kMuch = 60e3, kLittle = 20e3, kMost = 1e6;  // bytes that a layer reads
 
-    std::atomic<double> average_{kMost};
+    std::atomic<bool> is_much_{true};
+    double average_ = kMost;
     long n_blocks_ = 0;
 };
 
