@@ -40,7 +40,7 @@ Routers = list[tuple[NDArray[Any], NDArray[Any]]]
 def network_of(model: TinyModel, weights: Weights) -> Any:
     """The same model as a network of transformers."""
     torch, transformers = import_module("torch"), import_module("transformers")
-    config = getattr(transformers, f"{model.hf_kind}Config")(**model.hf_options())
+    config = getattr(transformers, model.hf_config)(**model.hf_options())
     network = getattr(transformers, f"{model.hf_kind}ForCausalLM")(config).float().eval()
     state = {name: torch.from_numpy(value) for name, value in model.hf_state(weights).items()}
     network.load_state_dict(state, strict=True)

@@ -38,14 +38,15 @@ BIAS_GAIN = 0.1
 
 
 def random_tensor(tensor: TensorInfo, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Norm gains near 1, small biases, clear favourites, matrices of variance 1 / columns."""
+    """Gains near 1, decays, small biases, clear favourites; variance 1 / columns in matrices."""
     columns = tensor.shape[-1]
     if tensor.name.endswith(".bias"):
         values = BIAS_GAIN * rng.standard_normal(tensor.shape, np.float32)
         return values.reshape(-1).view(np.uint8)
     if len(tensor.shape) == 1:
         gains = 1 + 0.1 * rng.standard_normal(columns, np.float32)
-        return gains.astype(np.float32).view(np.uint8)
+        sign = -1 if tensor.name.endswith(".ssm_a") else 1  # of the logarithm of a decay
+        return (sign * gains).astype(np.float32).view(np.uint8)
     gain = ROUTER_GAIN if "ffn_gate_inp" in tensor.name else 1.0
     n_rows = tensor.n_weights // columns
     return random_weights(tensor.type, n_rows, columns, rng, gain / columns**0.5)

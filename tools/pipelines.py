@@ -20,6 +20,7 @@ from tools.synthetic.presets import PRESETS
 from tools.synthetic.tensors import tensor_list
 from vkmoe.batch import BatchKind
 from vkmoe.bench.shapes import SIZES
+from vkmoe.facts import RopeSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
@@ -34,7 +35,7 @@ from vkmoe.kv_types import KvTypes
 from vkmoe.models import ModelFile, read_spec
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.kv_caches import KvAddresses
-from vkmoe.models.program_sizes import SURE_CTX_SIZE
+from vkmoe.models.program_sizes import FEW_VERSIONS, SURE_CTX_SIZE
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.weights import (
@@ -44,7 +45,7 @@ from vkmoe.models.weights import (
     ModelWeights,
     with_slots,
 )
-from vkmoe.models.workspace import RowSizes, Workspace, attention_kernels
+from vkmoe.models.workspace import RowSizes, Workspace, mixer_kernels
 from vkmoe.modes import Cache, ExpertMode, Hybrid, Resident
 from vkmoe.quants import HAS_KERNEL, TYPES, device_row_bytes
 from vkmoe.weights.sizes import expert_shape
@@ -122,14 +123,15 @@ def _program(
     """Build the programs of batches with logits over invented memory, one behind the other."""
     memory, spec = _Memory(), model.spec
     ctx_size = min(spec.context_length, SURE_CTX_SIZE)
-    kernels = attention_kernels(spec, ctx_size, kv_types, tuning)
-    ropes = {rope: memory.take(4 * rope.dim * ctx_size) for rope in spec.ropes}
+    kernels = mixer_kernels(spec, ctx_size, kv_types, FEW_VERSIONS, tuning)
+    ropes: dict[RopeSpec | None, int] = {None: 0}
+    ropes |= {rope: memory.take(4 * rope.dim * ctx_size) for rope in spec.ropes}
     caches = tuple(
         KvAddresses(
             ctx_size,
             1,
             ropes[layer.mixer.rope],
-            *map(memory.take, kernels[layer.mixer].state_bytes),
+            tuple(map(memory.take, kernels[layer.mixer].state_bytes)),
         )
         for layer in spec.layers
     )

@@ -36,6 +36,7 @@ BufferName = Literal[
     "staged experts",
     "joined rows",
     "KV cache",
+    "copied states",
     "tensors",
     "params",
     "readback",

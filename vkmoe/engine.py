@@ -29,6 +29,7 @@ from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.expert_memory import ExpertMemory
 from vkmoe.execute.recorder import TokenPrograms
 from vkmoe.execute.segments import submit_speed
+from vkmoe.execute.state_copies import COPIED_EVERY, StateCopies
 from vkmoe.experts.decide.settings import copies_overlap
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
@@ -165,7 +166,7 @@ class Engine(Closing):
         self._seed = seed
         # ----- memory -----
         plan, enter = self.plan, self._cleanup.enter_context
-        kernels = self.workspace.attention
+        kernels = self.workspace.mixers
         self._caches = enter(KvCaches(self.device, self.spec, kernels, plan, self._longest))
         memory = enter(ExpertMemory(self.device, decision, checks))
         too_large = plan.total("file") > available_bytes()
@@ -180,6 +181,10 @@ class Engine(Closing):
         self._decoder = partial(self._decoder_of, memory, loaded)
         self._backend = Backend(self.device)
         self._ends = [0] * plan.n_regions  # positions of each region that are filled
+        # The first position to which each can go back without copies; 0 where nothing is recurrent.
+        self._oldest = [0] * plan.n_regions
+        n_copies = plan.n_state_copies
+        self._copies = enter(StateCopies(self.device, self._caches, n_copies))
         self.times = RunTimes()  # of the last runs
         speed = submit_speed(self.device.info, self.link, plan.mode)
         worker = None
@@ -240,6 +245,11 @@ class Engine(Closing):
         return max(1, min(most, self._experts.n_at_once // experts.n_used))
 
     @property
+    def max_drafted(self) -> int:
+        """Return the most guesses of a batch that can be taken back."""
+        return (self.plan.n_versions if self.spec.is_recurrent else self.max_decode_rows) - 1
+
+    @property
     def max_logit_rows(self) -> int:
         """Return for how many rows of a prompt batch the head runs at once."""
         return self.workspace.logits.n_rows
@@ -262,8 +272,12 @@ class Engine(Closing):
         for region, first, last in _spans(batch):
             assert 0 <= first <= last < self.ctx_size, (batch, self.ctx_size)
             if first != self._ends[region]:
-                self.rewind(region, first)
+                found = self.rewind(region, first)
+                assert found == first, f"region {region} goes on at {found}, not at {first}"
             self._ends[region] = last + 1
+            if self.spec.is_recurrent:  # whatever becomes of the run
+                oldest = last + 2 - self.plan.n_versions
+                self._oldest[region] = max(self._oldest[region], oldest)
         self.watch_memory()
         self._programs.make_ready(batch)
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
@@ -277,6 +291,8 @@ class Engine(Closing):
         n_decoded = len(set(batch.sequences)) if decodes else 0
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)
+        if self.spec.is_recurrent and not decodes:
+            self._copy_states(batch)
         return result
 
     def watch_memory(self) -> bool:
@@ -287,6 +303,15 @@ class Engine(Closing):
         for watch in self._watches:
             watch.look()
         return bool(self._watches)
+
+    def _copy_states(self, batch: TokenBatch) -> None:
+        """Copy the state before the last row of a prompt, and now and then one within a prompt."""
+        wants = dict(zip(batch.sequences, batch.wants_logits, strict=True))  # of the last rows
+        for region, first, last in _spans(batch):
+            end = last if wants[region] else last + 1
+            is_due = wants[region] or end - self._copies.last(region, end) >= COPIED_EVERY
+            if is_due and max(self._oldest[region], first, 1) <= end:
+                self._copies.take(region, end)
 
     def computing(self) -> Computing:
         """Say how long the last run computed."""
@@ -308,21 +333,48 @@ class Engine(Closing):
         """Forget what came from `position` on in a region; return where tokens go on.
 
         A KV cache holds every earlier position, so it is the one asked for, or the end of what was
-        processed. Where more goes than guesses that were wrong, another text begins, and what
-        predicts experts from token to token begins anew.
+        processed. A recurrent state is there for the last positions; else it is that of the last
+        copy before them, or the beginning. Where more goes than guesses that were wrong, another
+        text begins, and what predicts experts from token to token begins anew.
         """
         end = self._ends[region]
         if not 0 <= end - position < self.max_decode_rows:
             self._experts.residency.reset_predictions()
-        self._ends[region] = min(position, end)
+        self._ends[region] = self._go_back(region, min(position, end))
         return self._ends[region]
 
+    def _go_back(self, region: int, position: int) -> int:
+        """Have a region's state stop at a position, or before it; return where."""
+        if not self.spec.is_recurrent:
+            return position
+        if position < self._oldest[region]:
+            position = self._copies.last(region, position)
+            if position:
+                self._copies.restore(region, position, region)
+            self._oldest[region] = position
+        self._copies.forget(region, position)
+        return position
+
     @at_checkpoints()
-    def copy_region(self, source: int, target: int, n_positions: int) -> None:
-        """Copy the first positions of a region to another one, which then has only these."""
+    def copy_region(self, source: int, target: int, n_positions: int, n_least: int = 0) -> int:
+        """Copy the first positions of a region to another one, which then has only these.
+
+        Returns how many: fewer where the state cannot stop there. Nothing is copied, and 0
+        returned, if they are fewer than `n_least`.
+        """
         assert source != target and n_positions <= self._ends[source], (source, target, n_positions)
+        whole = self._oldest[source] <= n_positions
+        if not whole:
+            n_positions = self._copies.last(source, n_positions)
+        if n_positions < n_least:
+            return 0
         self._caches.copy(source, target, n_positions)
+        self._copies.forget(target, 0)
+        if not whole and n_positions:
+            self._copies.restore(source, n_positions, target)
+        self._oldest[target] = self._oldest[source] if whole else n_positions
         self._ends[target] = n_positions
+        return n_positions
 
     def full_logits(self, index: int = 0) -> NDArray[np.float32]:
         """Return all logits of the index-th row for which the head ran last: [n_vocab]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from vkmoe.choices import BufferName, Executor, Layout
 from vkmoe.kv_types import KvTypes, region_bytes
@@ -143,6 +143,8 @@ class AttentionSpec:
     sinks: bool = False  # a logit per head that takes part in the softmax alone
     qkv_bias: bool = False
     output_bias: bool = False  # of the output projection
+    gated: bool = False  # by the logistic function of as many numbers, projected beside each query
+    is_recurrent: ClassVar[bool] = False  # what it keeps holds for every earlier position
 
     @property
     def query_dim(self) -> int:
@@ -159,15 +161,15 @@ class AttentionSpec:
 
     @property
     def qkv_width(self) -> int:
-        """Count the elements that are projected from the hidden state."""
-        return self.q_width + 2 * self.kv_width
+        """Count the elements that are projected from the hidden state: q, k, v and gates."""
+        return (1 + self.gated) * self.q_width + 2 * self.kv_width
 
     @property
     def attended_width(self) -> int:
         """Count the elements that the output projection reads."""
         return self.q_width
 
-    def state_bytes(self, ctx_size: int, kv_types: KvTypes) -> tuple[int, ...]:
+    def state_bytes(self, ctx_size: int, kv_types: KvTypes, _: int = 1) -> tuple[int, ...]:
         """Count the bytes a layer keeps of `ctx_size` positions: a cache of keys, one of values."""
         n_rows = ctx_size * self.n_kv_heads
         return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in kv_types)
@@ -187,6 +189,7 @@ class LatentSpec:
     rope: RopeSpec
     q_rank: int = 0  # of the compressed queries; 0: they are not
     scale: float = 0.0  # of the dot products; 0: query_dim ** -0.5
+    is_recurrent: ClassVar[bool] = False
 
     @property
     def n_kv_heads(self) -> int:
@@ -217,9 +220,48 @@ class LatentSpec:
         """Count the elements that the output projection reads."""
         return self.n_heads * self.value_dim
 
-    def state_bytes(self, ctx_size: int, kv_types: KvTypes) -> tuple[int, ...]:
+    def state_bytes(self, ctx_size: int, kv_types: KvTypes, _: int = 1) -> tuple[int, ...]:
         """Count the bytes a layer keeps of `ctx_size` positions: one cache of compressed rows."""
         return (region_bytes(kv_types.keys, ctx_size, self.row),)
+
+
+RING_ROWS = 16  # that were projected last, which a layer with a convolution keeps of a sequence
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """Describes the gated delta rule behind a short convolution (Gated DeltaNet, Yang et al. 2024,
+    arXiv:2412.06464). What a layer keeps of a sequence does not grow with it."""
+
+    n_key_heads: int
+    n_heads: int  # of values, each with a state [head_dim, head_dim]
+    head_dim: int
+    n_taps: int  # of the convolution: the row's own and those before it
+    tiled: bool  # head h of v goes with head h % n_key_heads of k; else neighbours share one
+    rope: ClassVar[None] = None
+    is_recurrent: ClassVar[bool] = True
+
+    @property
+    def n_channels(self) -> int:
+        """Count the channels of the convolution: q and k of each key head, v of each head."""
+        return (2 * self.n_key_heads + self.n_heads) * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Count the elements that are projected from the hidden state: channels, a gate of each
+        element that comes out, and two numbers of each head."""
+        return self.n_channels + self.attended_width + 2 * self.n_heads
+
+    @property
+    def attended_width(self) -> int:
+        """Count the elements that the output projection reads."""
+        return self.n_heads * self.head_dim
+
+    def state_bytes(self, ctx_size: int, kv_types: KvTypes, n_versions: int = 1) -> tuple[int, ...]:
+        """Count the bytes a layer keeps, whatever the positions: rows that were projected last, and
+        the states behind the last `n_versions` positions. All are f32."""
+        states = 4 * n_versions * self.n_heads * self.head_dim**2
+        return 4 * RING_ROWS * self.n_channels, states
 
 
 @dataclass(frozen=True)
@@ -254,7 +296,8 @@ class ExpertSpec:
     activation: Activation = "silu"
 
 
-Mixer = AttentionSpec | LatentSpec
+Attention = AttentionSpec | LatentSpec
+Mixer = Attention | DeltaNetSpec
 FeedForward = DenseSpec | ExpertSpec
 
 
@@ -292,7 +335,13 @@ class ModelSpec:
     @cached_property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """List each rotary embedding once, in the order of the first layer that has it."""
-        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
+        found = (mixer.rope for mixer in self.mixers)
+        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Say whether some layer keeps a state that holds for one position alone."""
+        return any(mixer.is_recurrent for mixer in self.mixers)
 
     @property
     def dense_blocks(self) -> tuple[DenseSpec, ...]:
@@ -463,6 +512,8 @@ class MemoryPlan:
     executor_reason: str = ""
     mode_reason: str = ""  # why this mode, where no option asked for it
     n_regions: int = 1  # of the KV cache, one for each sequence
+    n_versions: int = 1  # of a recurrent state, which a sequence keeps
+    n_state_copies: int = 0  # in host memory, at most
     first_positions: int = 0  # of each region, that the KV cache begins with
     spare_bytes: int = 0  # of the device, which nothing uses at the start
     gives_slots: bool = False  # to the KV cache, when that grows

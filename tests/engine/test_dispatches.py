@@ -14,6 +14,8 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 JOINED = ["attention", "attention combine"]
 GROUPED = ["qkv", *JOINED, "output"]
+GATED = ["qkv", "qkv", *JOINED, "gate", "output"]  # three matrices at most share a dispatch
+DELTA = ["qkv", "qkv", "inputs", "delta", "gate", "output"]
 LATENT = ["q/kv", "absorbed", *JOINED, "values", "output"]
 COMPRESSED = ["q/kv", "q norm", "q", *LATENT[1:]]  # with compressed queries
 DENSE = ["gate/up", "down"]
@@ -22,11 +24,14 @@ SHARED = ["router", "shared gate/up", "top-k", *DENSE, "shared down"]
 # What layers take whose matrices have one type each. docs/models.md has the numbers.
 LAYERS = {
     "qwen3": [GROUPED + DENSE],
+    "qwen35": [DELTA + DENSE, GATED + DENSE],
     "qwen3moe": [GROUPED + EXPERTS],
     "olmoe": [GROUPED + EXPERTS],
     "llama": [GROUPED + DENSE, GROUPED + EXPERTS],
     "qwen2moe": [GROUPED + SHARED],
     "gpt-oss": [GROUPED + EXPERTS],
+    "qwen35moe": [DELTA + SHARED, GATED + SHARED],
+    "qwen3next": [DELTA + SHARED, GATED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import CpuDevice
 from vkmoe.engine import Engine
 from vkmoe.errors import OutOfMemoryError
+from vkmoe.experts.store.memory_watch import Moves
 from vkmoe.gpu.device import Device
 from vkmoe.llm import demo_model_path
 
@@ -56,12 +58,12 @@ class Restless:
         if cache is None or self._random.random() < 0.5:
             return False
         n_bytes = self._random.randrange(1, 4 * CHUNK)
-        ways = {"slots taken": engine.experts.take_back}
+        ways: dict[str, Moves] = {"slots taken": engine.experts.take_back}
         if not engine.plan.mode.by_cpu:
             ways["slots given"] = engine.experts.give_back
         if cache.has_spare_places:
             ways["places given"] = engine.experts.give_back_places
-            ways["places taken"] = lambda n: engine.experts.take_back(n, of_host=True)
+            ways["places taken"] = partial(engine.experts.take_back, of_host=True)
         name = self._random.choice([*ways])
         _, n_moved = ways[name](n_bytes)
         self.n_seen[name] += n_moved > 0

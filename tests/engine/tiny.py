@@ -30,6 +30,9 @@ KINDS = {
     "qwen2moe": "qwen2moe",
     "gptoss": "gpt-oss",
     "deepseek2": "deepseek2",
+    "qwen35moe": "qwen35moe",
+    "qwen35": "qwen35",
+    "qwen3next": "qwen3next",
 }
 
 
@@ -45,9 +48,13 @@ NAMES = sorted(
 ONE_OF_EACH = tuple(
     name
     for name in ("moe_odd", "dense_tied", "olmoe_one_kv_head", "llama_biases", "mixtral_top1",
-                 "qwen2moe_top1", "gptoss_odd", "deepseek2_lite", "deepseek2_v3")
+                 "qwen2moe_top1", "gptoss_odd", "deepseek2_lite", "deepseek2_v3",
+                 "qwen35moe_odd", "qwen35_dense", "qwen3next_odd")
     if name in NAMES
 )  # fmt: skip
+RECURRENT = tuple(
+    name for name in NAMES if architecture(name) in ("qwen35", "qwen35moe", "qwen3next")
+)
 
 
 class Tensor(NamedTuple):

@@ -34,7 +34,7 @@ class FakeModel:
     ) -> None:
         self.n_regions, self.ctx_size = n_regions, ctx_size
         self.max_decode_rows, self.prompt_rows = max_decode_rows, prompt_rows
-        self.max_logit_rows = max_decode_rows
+        self.max_logit_rows, self.max_drafted = max_decode_rows, max_decode_rows - 1
         self.most_positions = ctx_size  # that memory has room for
         self._habit, self._stops_at, self._n_vocab = habit, stops_at, n_vocab
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
@@ -81,10 +81,14 @@ class FakeModel:
         del self.rows[region][position - position % self._stops_at :]
         return len(self.rows[region])
 
-    def copy_region(self, source: int, target: int, n_positions: int) -> None:
+    def copy_region(self, source: int, target: int, n_positions: int, n_least: int) -> int:
         assert source != target and n_positions <= len(self.rows[source])
+        n_positions -= n_positions % self._stops_at
+        if n_positions < n_least:
+            return 0
         self.rows[target] = self.rows[source][:n_positions]
         self.n_copied += n_positions
+        return n_positions
 
     def _check(self, batch: TokenBatch) -> None:
         n_rows = len(batch.tokens)

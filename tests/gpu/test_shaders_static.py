@@ -47,6 +47,7 @@ EXPERT_FAMILIES = {"expert_gate_up", "expert_down"}
 KEEP_FAMILIES = {f"{name}_keep" for name in EXPERT_FAMILIES}
 ATTENTION_FAMILIES = {"attention", "latent_attention"}
 APPENDING_FAMILIES = {"append_rows", "append_latent_rows"}
+RECURRENT_FAMILIES = {"delta_inputs", "delta_step"}
 TILE_FAMILIES = {"matmul", "matmul_residual", "expert_matmul_gate_up", "expert_matmul_down"}
 DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_FAMILIES
 # Types with small planes: a word holds two halves or four exponents, so 4 bytes are loaded of them.
@@ -189,7 +190,7 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == {WORD_LOAD}
     elif family(name) in ATTENTION_FAMILIES:
         assert loads == {Access(LOAD, "v4u32", 16), ENTRY_LOAD, WORD_LOAD}  # of RoPE, quants
-    elif family(name) == "attention_combine":
+    elif family(name) in RECURRENT_FAMILIES | {"attention_combine", "gate_heads"}:
         assert loads == {WORD_LOAD}
     elif family(name) in APPENDING_FAMILIES:
         assert loads == {ENTRY_LOAD, WORD_LOAD}

@@ -23,6 +23,7 @@ from tests.gpu.test_shaders_static import (
     EXPERT_FAMILIES,
     KEEP_FAMILIES,
     NAMES,
+    RECURRENT_FAMILIES,
     every_variant,
     family,
     module,
@@ -38,12 +39,12 @@ CACHING_FAMILIES = ATTENTION_FAMILIES | APPENDING_FAMILIES
 def test_memory_reached_by_address_is_only_read(name: str) -> None:
     """But for STORING_FAMILIES: whole 16-byte words, biases, and scales of types in planes.
 
-    What appends to a cache stores words of rows.
+    What appends to a cache stores words of rows; what is recurrent stores its state.
     """
     stores = {access for access in module(name).accesses if access.opcode != LOAD}
     wide = Access(STORE, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
     wanted = {wide} if family(name) in STORING_FAMILIES else set()
-    if family(name) in KEEP_FAMILIES | CACHING_FAMILIES:
+    if family(name) in KEEP_FAMILIES | CACHING_FAMILIES | RECURRENT_FAMILIES:
         wanted |= {Access(STORE, "u32", 4)}
     assert stores == wanted
 
@@ -65,8 +66,15 @@ def test_stores_by_address_go_to_places_on_the_device_only() -> None:
              for name, text in code.items() if name != "store.glsl"}  # fmt: skip
     assert {name: found for name, found in calls.items() if found} == {
         "copy_span.glsl": {"address_add(target"},
+        "recurrent.glsl": {"kept"},
         "weight_row.glsl": {"address_add(row.landing"},
     }
+    kept = {name: re.findall(r"(?<!void )store_kept\((\w+)", text) for name, text in code.items()}
+    assert {name: found for name, found in kept.items() if found} == {
+        "delta_inputs.comp": ["ring_place"],
+        "delta_step.comp": ["address_add"],
+    }
+    assert "store_kept(address_add(state_row(" in code["delta_step.comp"]
     makers = [name for name, text in code.items() if re.search(r"\bWeightRow\(", text)]
     assert makers == ["weight_row.glsl"]
     landings = {name: re.findall(r"(?<!WeightRow )weight_row\((?:.* : )?\w+, (.*)\);", text)

@@ -10,6 +10,7 @@ from tests.models.changed_specs import of_layers
 from vkmoe.batch import BatchKind
 from vkmoe.facts import (
     AttentionSpec,
+    DeltaNetSpec,
     DenseSpec,
     ExpertSpec,
     FeedForward,
@@ -29,13 +30,15 @@ from vkmoe.models.kv_caches import KvAddresses
 from vkmoe.models.weights import (
     AttentionWeights,
     BlockWeights,
+    DeltaNetWeights,
     FeedForwardWeights,
     LatentWeights,
     LayerWeights,
+    MixerWeights,
     ModelWeights,
     with_slots,
 )
-from vkmoe.models.workspace import Workspace, attention_kernels
+from vkmoe.models.workspace import Workspace, mixer_kernels
 from vkmoe.modes import RESIDENT, ExpertMode
 
 WIDTH, N_TOKENS, CONTEXT = 512, 1000, 64
@@ -134,12 +137,14 @@ class Types(NamedTuple):
 
 def layer(memory: Memory, types: Types, spec: LayerSpec) -> LayerWeights:
     mixer = spec.mixer
-    return LayerWeights(
-        latent_attention(memory, mixer)
-        if isinstance(mixer, LatentSpec)
-        else attention(memory, types, mixer),
-        feed_forward(memory, types, spec.feed_forward),
-    )
+    weights: MixerWeights
+    if isinstance(mixer, DeltaNetSpec):
+        weights = delta_net(memory, types, mixer)
+    elif isinstance(mixer, LatentSpec):
+        weights = latent_attention(memory, mixer)
+    else:
+        weights = attention(memory, types, mixer)
+    return LayerWeights(weights, feed_forward(memory, types, spec.feed_forward))
 
 
 def feed_forward(memory: Memory, types: Types, spec: FeedForward) -> FeedForwardWeights:
@@ -191,6 +196,22 @@ def attention(memory: Memory, types: Types, spec: AttentionSpec) -> AttentionWei
         qkv_bias=memory.take(4 * spec.qkv_width) if spec.qkv_bias else 0,
         output_bias=memory.take(4 * WIDTH) if spec.output_bias else 0,
         sinks=memory.take(4 * spec.n_heads) if spec.sinks else 0,
+        gate=memory.matrix(types.q, spec.q_width, WIDTH) if spec.gated else None,
+    )
+
+
+def delta_net(memory: Memory, types: Types, spec: DeltaNetSpec) -> DeltaNetWeights:
+    return DeltaNetWeights(
+        gain=memory.take(4 * WIDTH),
+        qkv=memory.matrix(types.q, spec.n_channels, WIDTH),
+        gate=memory.matrix(types.k, spec.attended_width, WIDTH),
+        beta=memory.matrix("F32", spec.n_heads, WIDTH),
+        alpha=memory.matrix("F32", spec.n_heads, WIDTH),
+        output=memory.matrix("Q4_K", WIDTH, spec.attended_width),
+        taps=memory.take(4 * spec.n_channels * spec.n_taps),
+        scales=memory.take(4 * spec.n_heads),
+        biases=memory.take(4 * spec.n_heads),
+        out_gain=memory.take(4 * spec.head_dim),
     )
 
 
@@ -233,11 +254,15 @@ def token_program(
             for kind, (_, is_moe) in zip(kinds, layers, strict=False)
         ),
     )
-    kernels = attention_kernels(spec, CONTEXT, both("f16"), tuning)
-    ropes = {rope: memory.take(CONTEXT * rope.dim * 4) for rope in spec.ropes}
+    kernels = mixer_kernels(spec, CONTEXT, both("f16"), 2, tuning)
+    ropes: dict[RopeSpec | None, int] = {None: 0}
+    ropes |= {rope: memory.take(CONTEXT * rope.dim * 4) for rope in spec.ropes}
     caches = tuple(
         KvAddresses(
-            CONTEXT, 1, ropes[layer.mixer.rope], *map(memory.take, kernels[layer.mixer].state_bytes)
+            CONTEXT,
+            1,
+            ropes[layer.mixer.rope],
+            tuple(map(memory.take, kernels[layer.mixer].state_bytes)),
         )
         for layer in spec.layers
     )

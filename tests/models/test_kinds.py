@@ -12,7 +12,7 @@ from tests.gpu.checker import unguarded
 from tests.models.changed_specs import with_experts, with_mixer
 from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
 from vkmoe.execute.segments import cut_at_routers, layer_ends
-from vkmoe.facts import DenseSpec, RopeSpec
+from vkmoe.facts import AttentionSpec, DenseSpec, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.program import MEMORY, Dispatch, Program
@@ -97,6 +97,7 @@ def test_layers_see_their_own_window() -> None:
 def test_layers_read_the_rotary_table_of_their_own_embedding() -> None:
     spec = KINDS["olmoe"]
     one = spec.layers[0]
+    assert isinstance(one.mixer, AttentionSpec)
     other = replace(one, mixer=replace(one.mixer, rope=RopeSpec(64, base=1e6)))
     program = token_program([MOE] * 4, spec=replace(spec, layers=(one, other)))
     fields = [item.name for item in KERNELS["attention"].push]  # addresses come first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from tests.engine.tiny import Tensor, model_path, rewrite
 from tests.models.tiny_specs import changed, spec_of
-from vkmoe.facts import AttentionSpec, ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.errors import ModelFileError, UnsupportedModelError
+from vkmoe.facts import AttentionSpec, DeltaNetSpec, ExpertSpec, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import ARCHITECTURES
 
@@ -45,8 +47,42 @@ def has_biased_blocks(spec: ModelSpec) -> bool:
 
 def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
-             "qwen2moe_plain", "gptoss_plain", "deepseek2_v3")  # fmt: skip
+             "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
+             "qwen3next_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
+
+
+# ----- gated delta rule -----
+
+
+def test_qwen35(tmp_path: Path) -> None:
+    spec = spec_of(model_path("qwen35moe_odd"))
+    kinds = [type(layer.mixer) for layer in spec.layers]
+    assert kinds == [DeltaNetSpec, DeltaNetSpec, AttentionSpec, DeltaNetSpec]
+    assert spec.layers[0].mixer == DeltaNetSpec(2, 6, 32, 4, tiled=True)
+    full = attention_of(spec, 2)
+    assert full.gated and full.qk_norm == "per_head" and full.rope.dim == 16
+    assert experts_of(spec) == ExpertSpec(7, 3, 32, shared_width=64, shared_gate=True)
+    assert spec_of(model_path("qwen3next_odd")).layers[0].mixer == DeltaNetSpec(2, 6, 32, 4, False)
+    every_second = spec_of(model_path("qwen3next_all_experts"))
+    assert [layer.mixer.is_recurrent for layer in every_second.layers] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("ssm.state_size", 0, "ssm.state_size is 0: must be between 1 and 256"),
+        ("ssm.conv_kernel", 9, "ssm.conv_kernel is 9: must be between 1 and 7"),
+        ("ssm.group_count", 4, "6 heads of 32 with 4 key heads"),
+        ("ssm.inner_size", 96, "ssm.inner_size 96"),
+        ("attention.recurrent_layers", [True] * 3, "an array of 3: the model has 4 layers"),
+        ("attention.recurrent_layers", [1, 1, 0, 1], "must hold true or false"),
+        ("ssm.dt_rank", 3, "unknown metadata 'qwen35moe.ssm.dt_rank'"),
+    ],
+)
+def test_delta_rules_that_cannot_be(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    with pytest.raises((ModelFileError, UnsupportedModelError), match=re.escape(words)):
+        changed(tmp_path, "qwen35moe_odd", **{key.replace(".", "__"): value})
 
 
 # ----- grouped attention -----

@@ -14,7 +14,7 @@ from tools.pipelines import MODELS, Described
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.variants import choose
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.facts import LatentSpec, LayerSpec
+from vkmoe.facts import DeltaNetSpec, LatentSpec, LayerSpec
 from vkmoe.models import ModelFile
 from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.forecast.device_profiles import DeviceProfile, known_profiles, read_profile
@@ -89,6 +89,7 @@ def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str
 def cached_numbers(layer: LayerSpec) -> int:
     """What a layer caches of a position."""
     mixer = layer.mixer
+    assert not isinstance(mixer, DeltaNetSpec)
     return mixer.row if isinstance(mixer, LatentSpec) else 2 * mixer.kv_width
 
 

@@ -50,7 +50,11 @@ def test_tensors_of_a_small_model(tmp_path: Path, mix: str) -> None:
 
 def test_there_is_a_tiny_model_of_every_architecture_with_experts() -> None:
     found = {tool.PRESETS[name].architecture for name in TINY}
-    assert found == set(ARCHITECTURES) - {"qwen3"}
+    assert found == set(ARCHITECTURES) - {
+        "qwen3",
+        "qwen35",
+        "qwen3next",
+    }  # nor another order of heads
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -149,7 +149,9 @@ def test_those_that_would_leave_first_do_when_slots_go(
         engine.settle()
         order = residency.leaving_order()
         n_held = (order < N_LAYERS * N_EXPERTS).sum(axis=1).tolist()
-        stay = {key for row, n in zip(order.tolist(), n_held, strict=True) for key in row[n - 3 : n]}
+        stay = {
+            key for row, n in zip(order.tolist(), n_held, strict=True) for key in row[n - 3 : n]
+        }
         view.change(slots=3)
         assert set(np.flatnonzero(residency.present.ravel()).tolist()) == stay
 

@@ -129,7 +129,9 @@ def spans_of(file: GgufFile, block: FeedForwardTensors) -> list[Bytes]:
             for part in source.parts
         ]  # fmt: skip
         experts = np.concatenate(wholes).reshape(block.n_experts, -1)
+        skipped = source.first * experts.shape[1] // (source.pitch or source.n_rows)
         for span, rows in zip(spans, experts, strict=True):
+            rows = rows[skipped : skipped + matrix.n_bytes]
             span[matrix.offset : matrix.offset + matrix.n_bytes] = rows
     return spans
 

@@ -6,6 +6,8 @@ from tools.gguf_writer import MetadataValue
 from tools.synthetic.mixes import MIXES
 from tools.synthetic.presets import Preset
 from tools.synthetic.vocabulary import vocabulary
+from vkmoe.bench.shapes import ROTARY_SHARE
+from vkmoe.models.arch.qwen35 import FULL_INTERVAL
 
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 SOFTMAX = 1
@@ -16,7 +18,7 @@ def model_metadata(name: str, shape: Preset, mix: str) -> Values:
     """Hyperparameters and vocabulary."""
     tokens, merges = vocabulary(shape.n_tokens)
     end = shape.n_tokens - 1
-    own = _common(shape) | _attention(shape) | _experts(shape) | _scaling(shape)
+    own = _common(shape) | _attention(shape) | _delta(shape) | _experts(shape) | _scaling(shape)
     return {
         "general.architecture": shape.architecture,
         "general.type": "model",
@@ -67,7 +69,7 @@ def _attention(shape: Preset) -> Values:
         }
     else:
         values["attention.head_count_kv"] = shape.n_kv_heads
-        if shape.head_size * shape.n_heads != shape.hidden or shape.architecture == "qwen3moe":
+        if shape.head_size * shape.n_heads != shape.hidden or "qwen3" in shape.architecture:
             values["attention.key_length"] = shape.head_size
             values["attention.value_length"] = shape.head_size
     if shape.window:
@@ -77,8 +79,23 @@ def _attention(shape: Preset) -> Values:
     return values | {"rope.freq_base": shape.rope_base}
 
 
+def _delta(shape: Preset) -> Values:
+    if (delta := shape.delta) is None:
+        return {}
+    return {
+        "full_attention_interval": min(FULL_INTERVAL, shape.n_layers),
+        "rope.dimension_count": shape.head_size // ROTARY_SHARE[shape.architecture],
+        "rope.dimension_sections": [11, 11, 10, 0],
+        "ssm.conv_kernel": delta.n_taps,
+        "ssm.state_size": delta.head_size,
+        "ssm.group_count": delta.n_key_heads,
+        "ssm.time_step_rank": delta.n_heads,
+        "ssm.inner_size": delta.n_heads * delta.head_size,
+    }
+
+
 def _experts(shape: Preset) -> Values:
-    if shape.architecture == "qwen2moe":
+    if shape.architecture in ("qwen2moe", "qwen35moe"):
         return {"expert_shared_feed_forward_length": shape.shared_size}
     if shape.architecture == "deepseek2":
         return {

@@ -48,7 +48,7 @@ MORE_BITS = ("attn_v", "attn_v_b", "ffn_down", "ffn_down_exps", "ffn_down_shexp"
 def choose_type(mix: Mix, name: str, shape: tuple[int, ...], n_layers: int) -> str:
     """The type of the tensor `name`; whatever is added or decides who runs stays F32."""
     stem = name.split(".")[-2]
-    if len(shape) == 1 or name.endswith(".bias") or stem == "ffn_gate_inp":
+    if len(shape) == 1 or name.endswith(".bias") or stem in ("ffn_gate_inp", "ssm_conv1d"):
         return "F32"
     layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
     more_bits = stem in MORE_BITS and (not mix.in_some or _is_important(layer, n_layers))

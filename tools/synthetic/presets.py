@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vkmoe.bench.shapes import SIZES, LatentSizes, ModelSizes
+from vkmoe.bench.shapes import SIZES, DeltaSizes, LatentSizes, ModelSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,7 @@ PRESETS = {
         yarn=4.0,
         latent=LatentSizes(256, 64, 128),
     ),
+    "tiny-qwen35moe": _tiny(4, 2, 64, "qwen35moe", shared_size=256, delta=DeltaSizes(2, 4, 64, 4)),
     "olmoe-1b-7b": _known("olmoe-1b-7b", 16, 4096, 1e4),
     "qwen3-30b-a3b": _known("qwen3-30b-a3b", 48, 40960, 1e6),
     "mixtral-8x7b": _known("mixtral-8x7b", 32, 32768, 1e6),
@@ -59,4 +60,5 @@ PRESETS = {
         n_dense_layers=1,
         yarn=40.0,
     ),
+    "qwen3.6-35b-a3b": _known("qwen3.6-35b-a3b", 40, 262144, 1e7),
 }

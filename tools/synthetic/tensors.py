@@ -7,6 +7,7 @@ from tools.synthetic.mixes import MIXES, choose_type
 from tools.synthetic.presets import Preset
 from vkmoe.bench.shapes import LatentSizes
 from vkmoe.gguf_file.header import TensorInfo
+from vkmoe.models.arch.qwen35 import FULL_INTERVAL
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -15,7 +16,8 @@ def tensor_list(shape: Preset, mix: str) -> list[TensorInfo]:
     """Every tensor of the model, in file order."""
     shapes: Shapes = {"token_embd.weight": (shape.n_tokens, shape.hidden)}
     for index in range(shape.n_layers):
-        block = _attention(shape) | _feed_forward(shape, index < shape.n_dense_layers)
+        mixer = _delta(shape, index) or _attention(shape)
+        block = mixer | _feed_forward(shape, index < shape.n_dense_layers)
         shapes |= {f"blk.{index}.{name}": size for name, size in block.items()}
     shapes |= {"output_norm.weight": (shape.hidden,)}
     shapes |= {"output.weight": (shape.n_tokens, shape.hidden)}
@@ -37,7 +39,8 @@ def _attention(shape: Preset) -> Shapes:
         "attn_v.weight": (kv_size, shape.hidden),
         "attn_output.weight": (shape.hidden, q_size),
     }
-    norms = {"qwen3moe": (shape.head_size, shape.head_size), "olmoe": (q_size, kv_size)}
+    heads = shape.head_size, shape.head_size
+    norms = {"qwen3moe": heads, "qwen35moe": heads, "olmoe": (q_size, kv_size)}
     for name, width in zip("qk", norms.get(shape.architecture, ()), strict=False):
         block[f"attn_{name}_norm.weight"] = (width,)
     biased = {"qwen2moe": ("q", "k", "v"), "gpt-oss": ("q", "k", "v", "output")}
@@ -45,7 +48,30 @@ def _attention(shape: Preset) -> Shapes:
         block[f"attn_{name}.bias"] = block[f"attn_{name}.weight"][:1]
     if shape.architecture == "gpt-oss":
         block["attn_sinks.weight"] = (shape.n_heads,)
+    if shape.architecture == "qwen35moe":  # with gates
+        block["attn_q.weight"] = (2 * q_size, shape.hidden)
     return block
+
+
+def _delta(shape: Preset, index: int) -> Shapes:
+    """The tensors of a layer with a delta rule; none where it has attention."""
+    delta, interval = shape.delta, min(FULL_INTERVAL, shape.n_layers)
+    if delta is None or index % interval == interval - 1:
+        return {}
+    out, hidden = delta.n_heads * delta.head_size, shape.hidden
+    n_channels = 2 * delta.n_key_heads * delta.head_size + out
+    return {
+        "attn_norm.weight": (hidden,),
+        "attn_qkv.weight": (n_channels, hidden),
+        "attn_gate.weight": (out, hidden),
+        "ssm_beta.weight": (delta.n_heads, hidden),
+        "ssm_alpha.weight": (delta.n_heads, hidden),
+        "ssm_conv1d.weight": (n_channels, delta.n_taps),
+        "ssm_a": (delta.n_heads,),
+        "ssm_dt.bias": (delta.n_heads,),
+        "ssm_norm.weight": (delta.head_size,),
+        "ssm_out.weight": (hidden, out),
+    }
 
 
 def _latent(shape: Preset, latent: LatentSizes) -> Shapes:
@@ -62,7 +88,8 @@ def _latent(shape: Preset, latent: LatentSizes) -> Shapes:
 
 
 def _feed_forward(shape: Preset, dense: bool) -> Shapes:
-    norm = "post_attention_norm" if shape.architecture == "gpt-oss" else "ffn_norm"
+    others = ("gpt-oss", "qwen35moe")
+    norm = "post_attention_norm" if shape.architecture in others else "ffn_norm"
     block: Shapes = {f"{norm}.weight": (shape.hidden,)}
     if dense:
         return block | _matrices(shape.hidden, shape.dense_size, "")
@@ -72,7 +99,7 @@ def _feed_forward(shape: Preset, dense: bool) -> Shapes:
     if shape.architecture == "gpt-oss":
         for name in ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
             block[f"{name}.bias"] = block[f"{name}.weight"][:-1]
-    if shape.architecture == "qwen2moe":
+    if shape.architecture in ("qwen2moe", "qwen35moe"):
         block["ffn_gate_inp_shexp.weight"] = (shape.hidden,)
     if shape.shared_size:
         block |= _matrices(shape.hidden, shape.shared_size, "_shexp")

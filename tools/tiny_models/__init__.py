@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.tiny_models import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3
+from tools.tiny_models import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen35
 from tools.tiny_models.model import TinyModel
 
 __all__ = ["MODELS", "TinyModel"]
@@ -14,4 +14,5 @@ MODELS: tuple[TinyModel, ...] = (
     *qwen2moe.MODELS,
     *gpt_oss.MODELS,
     *deepseek2.MODELS,
+    *qwen35.MODELS,
 )

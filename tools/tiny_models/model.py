@@ -55,6 +55,11 @@ class TinyModel:
         raise KeyError(f"{self.name}: no classes")
 
     @property
+    def hf_config(self) -> str:
+        """The name of transformers' class of their configurations."""
+        return f"{self.hf_kind}Config"
+
+    @property
     def rope_parameters(self) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": 10000.0} | self.rope
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vkmoe.choices import Layout
 from vkmoe.errors import UsageError
-from vkmoe.facts import AttentionSpec, ExpertSpec, LatentSpec, Mixer, RopeSpec
+from vkmoe.facts import AttentionSpec, DeltaNetSpec, ExpertSpec, LatentSpec, Mixer, RopeSpec
 from vkmoe.kernels.shapes import KernelShapes
 from vkmoe.models import ModelFile
 from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
@@ -31,6 +31,16 @@ class LatentSizes:
 
 
 @dataclass(frozen=True)
+class DeltaSizes:
+    """Holds heads of a gated delta rule, which most layers have, and its convolution."""
+
+    n_key_heads: int
+    n_heads: int
+    head_size: int
+    n_taps: int
+
+
+@dataclass(frozen=True)
 class ModelSizes:
     """Holds the published numbers that decide how large a model's matrices are."""
 
@@ -46,6 +56,7 @@ class ModelSizes:
     shared_size: int = 0  # of all shared experts together
     window: int = 0
     latent: LatentSizes | None = None
+    delta: DeltaSizes | None = None
 
 
 SIZES = {
@@ -59,7 +70,12 @@ SIZES = {
         *(2048, 16, 16, 128, 64, 6, 1408, 102400, "deepseek2", 2816),
         latent=LatentSizes(512, 64, 128),
     ),
+    "qwen3.6-35b-a3b": ModelSizes(
+        *(2048, 16, 2, 256, 256, 8, 512, 248320, "qwen35moe", 512),
+        delta=DeltaSizes(16, 32, 128, 4),
+    ),
 }
+ROTARY_SHARE = {"qwen35moe": 4}  # of heads: one in so many dimensions turns
 
 
 # What architectures do that sizes do not tell: in attention, and in experts.
@@ -70,6 +86,7 @@ _KINDS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "qwen2moe": ({}, {"renormalise": False, "shared_gate": True}),
     "gpt-oss": ({"sinks": True}, {"biases": True, "activation": "swiglu_oai"}),
     "deepseek2": ({}, {"renormalise": False}),
+    "qwen35moe": ({"qk_norm": "per_head", "gated": True}, {"shared_gate": True}),
 }
 
 
@@ -84,9 +101,13 @@ def _shapes(name: str, model: ModelSizes) -> KernelShapes:
         rank, value_dim = model.latent.kv_rank, model.latent.value_size
         mixers = (LatentSpec(heads, rank, model.head_size, value_dim, rope),)
     else:
-        rope = RopeSpec(model.head_size, style=style)
+        share = ROTARY_SHARE.get(model.architecture, 1)
+        rope = RopeSpec(model.head_size // share, style=style)
         full = AttentionSpec(heads, model.n_kv_heads, model.head_size, rope, **of_attention)
         mixers = tuple(replace(full, window=window) for window in sorted({0, model.window}))
+    if (delta := model.delta) is not None:
+        heads_of = delta.n_key_heads, delta.n_heads, delta.head_size
+        mixers = (*mixers, DeltaNetSpec(*heads_of, delta.n_taps, tiled=True))
     experts = ExpertSpec(
         model.n_experts,
         model.n_experts_used,
@@ -99,7 +120,7 @@ def _shapes(name: str, model: ModelSizes) -> KernelShapes:
 
 # What works call the parts of a layer; neighbours of one type share a dispatch.
 _ROLES = {
-    **dict.fromkeys(("q", "k", "v", "kv", "q_down"), "q/k/v"),
+    **dict.fromkeys(("q", "k", "v", "kv", "q_down", "qkv", "gate", "beta", "alpha"), "q/k/v"),
     **{"output": "o", "k_up": "heads of k", "v_up": "heads of v"},
     **dict.fromkeys(("router", "shared_gate"), "router"),
 }

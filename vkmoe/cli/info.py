@@ -192,8 +192,13 @@ def type_lines(tensors: ModelTensors) -> list[str]:
 
 
 def _attention(mixer: Mixer) -> str:
-    from vkmoe.facts import LatentSpec
+    from vkmoe.facts import DeltaNetSpec, LatentSpec
 
+    if isinstance(mixer, DeltaNetSpec):
+        return (
+            f"gated delta rule, {mixer.n_heads} heads of {mixer.head_dim}, {mixer.n_key_heads} for "
+            f"keys, behind a convolution of {mixer.n_taps} tokens"
+        )
     if isinstance(mixer, LatentSpec):
         queries = f", queries to {mixer.q_rank}" if mixer.q_rank else ""
         return (
@@ -206,6 +211,7 @@ def _attention(mixer: Mixer) -> str:
         "normed q and k": mixer.qk_norm != "none",
         "biases": mixer.qkv_bias,
         "sinks": mixer.sinks,
+        "gated": mixer.gated,
     }
     named = "".join(f", {name}" for name, present in extras.items() if present)
     return f"{kind}, {mixer.n_heads} heads of {mixer.head_dim}, {n_kv} for keys and values{named}"

@@ -95,7 +95,9 @@ class Regions:
         n_common = common.get(source, 0)
         if n_common < n_own + _LEAST_COPIED:
             return 0
-        self._runner.copy_region(source, region, n_common)
+        n_common = self._runner.copy_region(source, region, n_common, n_own + _LEAST_COPIED)
+        if not n_common:
+            return 0
         held = self._regions[region]
         held.tokens[:] = tokens[:n_common]
         held.n_prompt_rows = min(self._regions[source].n_prompt_rows, n_common)

@@ -38,6 +38,10 @@ class BatchRunner(Protocol):
         """Return the most rows of a decode batch."""
 
     @property
+    def max_drafted(self) -> int:
+        """Return the most guesses of a sequence in a batch that can be taken back."""
+
+    @property
     def max_logit_rows(self) -> int:
         """Return for how many rows of a prompt batch the head runs at once."""
 
@@ -72,8 +76,12 @@ class BatchRunner(Protocol):
         Returns the position from which tokens have to be run (again): at most `position`.
         """
 
-    def copy_region(self, source: int, target: int, n_positions: int) -> None:
-        """Make the first positions of one region those of another; it holds no others then."""
+    def copy_region(self, source: int, target: int, n_positions: int, n_least: int) -> int:
+        """Make the first positions of one region those of another; it holds no others then.
+
+        Returns how many: fewer where the state cannot stop just there. If they are fewer than
+        `n_least` nothing is copied, and it is 0.
+        """
 
 
 def heads(

@@ -277,7 +277,7 @@ class Scheduler:
         rows = generation.tokens[first : first + n_most]
         if first + len(rows) < len(generation.tokens):  # the state could not stop where it should
             return _Rows(sequence, first, tuple(rows), 0)
-        n_drafted = min(n_most - len(rows), generation.n_left - 1)
+        n_drafted = min(n_most - len(rows), generation.n_left - 1, self._runner.max_drafted)
         draft: list[int] = []
         if sequence.look_up is not None and n_drafted > 0:
             draft = sequence.look_up.draft(generation.tokens, n_drafted)

@@ -20,6 +20,7 @@ from vkmoe.kernels.memory import cases as memory
 from vkmoe.kernels.norms import cases as norms
 from vkmoe.kernels.prompt_attention import cases as prompt_attention
 from vkmoe.kernels.prompt_experts import cases as prompt_experts
+from vkmoe.kernels.recurrent import cases as recurrent
 from vkmoe.kernels.router import cases as router
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Family] = {
     **experts.FAMILIES,
     **attention.FAMILIES,
     **prompt_attention.FAMILIES,
+    **recurrent.FAMILIES,
     **router.FAMILIES,
     **logits.FAMILIES,
     **prompt_experts.FAMILIES,

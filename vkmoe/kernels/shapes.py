@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vkmoe.facts import AttentionSpec, ExpertSpec, LatentSpec, Mixer, RopeSpec
+from vkmoe.facts import AttentionSpec, DeltaNetSpec, ExpertSpec, LatentSpec, Mixer, RopeSpec
 from vkmoe.kernels.router.operations import RouterShape
 from vkmoe.quants import device_row_bytes
 
@@ -33,7 +33,10 @@ class KernelShapes:
         mixer = self.mixers[0]
         if isinstance(mixer, LatentSpec):
             return mixer.qkv_width - mixer.row, mixer.row
-        return mixer.q_width, mixer.kv_width, mixer.kv_width
+        if isinstance(mixer, DeltaNetSpec):
+            return mixer.n_channels, mixer.attended_width, mixer.n_heads, mixer.n_heads
+        gates = (mixer.q_width,) * mixer.gated
+        return mixer.q_width, mixer.kv_width, mixer.kv_width, *gates
 
     @property
     def o_columns(self) -> int:

@@ -19,7 +19,7 @@ from vkmoe.closing import Closing
 from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
-from vkmoe.models.arch import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen3moe
+from vkmoe.models.arch import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen3moe, qwen35
 from vkmoe.models.tensors import ModelTensors, read_tensors
 
 __all__ = ["ARCHITECTURES", "ModelFile", "open_model", "read_spec"]
@@ -31,7 +31,10 @@ ARCHITECTURES = {
     "olmoe": olmoe.read_spec,
     "qwen2moe": qwen2moe.read_spec,
     "qwen3": qwen3.read_spec,
+    "qwen35": qwen35.read_spec,
+    "qwen35moe": qwen35.read_spec,
     "qwen3moe": qwen3moe.read_spec,
+    "qwen3next": qwen35.read_spec,
 }
 
 

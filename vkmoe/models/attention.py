@@ -1,4 +1,5 @@
-"""Appends the attention of a layer to a program: grouped-query, or latent.
+"""Appends what mixes the positions of a layer to a program: attention, grouped-query or latent, or
+a gated delta rule.
 
 A mixer to come is a class here and its line in MIXERS.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from vkmoe.facts import AttentionSpec, LatentSpec, Mixer, ModelSpec
+from vkmoe.facts import AttentionSpec, DeltaNetSpec, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.program import TensorRef
 from vkmoe.kernels.attention.operations import (
     AttentionTensors,
@@ -21,7 +22,7 @@ from vkmoe.kernels.attention.operations import (
 from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.matmul.operations import matmul, matmul_heads, matmul_residual, row_parts
-from vkmoe.kernels.matvec.operations import matvec, matvec_heads, matvec_residual
+from vkmoe.kernels.matvec.operations import Matrix, matvec, matvec_heads, matvec_residual
 from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
 from vkmoe.kernels.prompt_attention.operations import (
     PromptTensors,
@@ -30,9 +31,23 @@ from vkmoe.kernels.prompt_attention.operations import (
     latent_prompt_attention,
     prompt_attention,
 )
+from vkmoe.kernels.recurrent.operations import (
+    DeltaMemory,
+    HeadGates,
+    Projected,
+    delta_inputs,
+    delta_step,
+    gate_heads,
+)
 from vkmoe.models.kv_caches import KvAddresses
-from vkmoe.models.weights import AttentionWeights, LatentWeights, LayerWeights
-from vkmoe.models.workspace import AttentionKernels, LatentWorkspace, Workspace
+from vkmoe.models.weights import AttentionWeights, DeltaNetWeights, LatentWeights, LayerWeights
+from vkmoe.models.workspace import (
+    AttentionKernels,
+    DeltaKernels,
+    LatentWorkspace,
+    MixerKernels,
+    Workspace,
+)
 
 
 @dataclass(frozen=True)
@@ -65,10 +80,17 @@ class AttentionBlock(ABC):
         matmul_residual(output, weights.output, x, hidden, params, bias=weights.output_bias)
 
     @property
-    def kernels(self) -> AttentionKernels:
-        """Return the shape and split of the layer's attention, in caches as large as they are."""
-        kernels = self.space.attention[self.spec.layers[self.index].mixer]
+    def kernels(self) -> MixerKernels:
+        """Return the shape and split of the layer's mixer, in caches as large as they are."""
+        kernels = self.space.mixers[self.spec.layers[self.index].mixer]
         return kernels.of_context(self.cache.context)
+
+    @property
+    def attention(self) -> AttentionKernels:
+        """Return `kernels` of a layer with attention."""
+        kernels = self.kernels
+        assert isinstance(kernels, AttentionKernels), self.index
+        return kernels
 
     @abstractmethod
     def _attend(self, op: OpContext, norm: NormInput) -> None:
@@ -84,10 +106,16 @@ class GroupedAttention(AttentionBlock):
 
     def _attend(self, op: OpContext, norm: NormInput) -> None:
         space, weights = self.space, self.layer.mixer
-        shape, split = self.kernels.shape, self.kernels.split
+        shape, split = self.attention.shape, self.attention.split
         assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), op.label
-        qkv = (weights.q, weights.k, weights.v)
-        matvec(op.named("qkv"), qkv, space.gained, space.qkv, norm, bias=weights.qkv_bias)
+        matvec(
+            op.named("qkv"),
+            _projections(weights),
+            space.gained,
+            space.qkv,
+            norm,
+            bias=weights.qkv_bias,
+        )
         attention(
             op.named("attention"),
             shape,
@@ -96,14 +124,23 @@ class GroupedAttention(AttentionBlock):
             space.qkv,
             AttentionTensors(space.params, space.attention_partials, space.attended),
         )
+        self._gate(op, weights, shape)
+
+    def _gate(self, op: OpContext, weights: AttentionWeights, shape: AttentionShape) -> None:
+        """Append the gates of the heads' outputs, where there are any: they lie behind q, k, v."""
+        if weights.gate is None:
+            return
+        space = self.space
+        gates = HeadGates(space.qkv, shape.qkv_width, "sigmoid")
+        label, dim = op.named("gate"), shape.head_dim
+        gate_heads(label, space.attended, dim, shape.n_heads, gates, space.params)
 
     def _attend_prompt(self, op: OpContext) -> None:
-        space, weights, kernels = self.space, self.layer.mixer, self.kernels
+        space, weights, kernels = self.space, self.layer.mixer, self.attention
         shape, params = kernels.shape, space.params
         assert isinstance(shape, AttentionShape) and isinstance(weights, AttentionWeights), op.label
-        qkv = (weights.q, weights.k, weights.v)
         x, y = row_parts(space.gained), row_parts(space.qkv)
-        matmul(op.named("qkv"), qkv, x, y, params, bias=weights.qkv_bias)
+        matmul(op.named("qkv"), _projections(weights), x, y, params, bias=weights.qkv_bias)
         append_rows(op.named("append"), shape, self._kv_cache(weights), space.qkv, params)
         prompt_attention(
             op.named("attention"),
@@ -113,12 +150,14 @@ class GroupedAttention(AttentionBlock):
             space.qkv,
             PromptTensors(params, space.attended),
         )
+        self._gate(op, weights, shape)
 
     def _kv_cache(self, weights: AttentionWeights) -> KvCache:
         cache = self.cache
+        keys, values = cache.caches
         return KvCache(
-            cache.keys,
-            cache.values,
+            keys,
+            values,
             cache.rope_table,
             weights.q_gain,
             weights.k_gain,
@@ -135,7 +174,7 @@ class LatentAttention(AttentionBlock):
 
     def _attend(self, op: OpContext, norm: NormInput) -> None:
         space, weights, latent = self.space, self.layer.mixer, self.spec.layers[self.index].mixer
-        tensors, shape, split = space.latent, self.kernels.shape, self.kernels.split
+        tensors, shape, split = space.latent, self.attention.shape, self.attention.split
         assert isinstance(latent, LatentSpec) and tensors is not None, op.label
         assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), op.label
         n_heads, stride = latent.n_heads, latent.query_dim
@@ -154,7 +193,7 @@ class LatentAttention(AttentionBlock):
 
     def _attend_prompt(self, op: OpContext) -> None:
         space, weights, latent = self.space, self.layer.mixer, self.spec.layers[self.index].mixer
-        tensors, shape, params = space.latent, self.kernels.shape, space.params
+        tensors, shape, params = space.latent, self.attention.shape, space.params
         assert isinstance(latent, LatentSpec) and tensors is not None, op.label
         assert isinstance(shape, LatentShape) and isinstance(weights, LatentWeights), op.label
         q, kv_offset = self._prompt_queries(op, weights, latent)
@@ -165,13 +204,14 @@ class LatentAttention(AttentionBlock):
         qkv = LatentQkv(tensors.absorbed, q, space.qkv, kv_offset=kv_offset)
         append_latent_rows(op.named("append"), shape, cache, qkv, params)
         attend, mixed = op.named("attention"), PromptTensors(params, tensors.mixed)
-        latent_prompt_attention(attend, shape, self.kernels.tiling, cache, qkv, mixed)
+        latent_prompt_attention(attend, shape, self.attention.tiling, cache, qkv, mixed)
         heads, y = row_parts(tensors.mixed, head_stride=latent.kv_rank), row_parts(space.attended)
         matmul_heads(op.named("values"), weights.v_up, n_heads, heads, y, params)
 
     def _latent_cache(self, weights: LatentWeights) -> LatentCache:
         cache = self.cache
-        return LatentCache(cache.keys, cache.rope_table, weights.kv_gain, cache.n_regions)
+        (rows,) = cache.caches
+        return LatentCache(rows, cache.rope_table, weights.kv_gain, cache.n_regions)
 
     def _prompt_queries(
         self, op: OpContext, weights: LatentWeights, latent: LatentSpec
@@ -212,8 +252,58 @@ class LatentAttention(AttentionBlock):
         return tensors.q, latent.q_rank
 
 
+class DeltaNet(AttentionBlock):
+    """Appends a gated delta rule, behind a short convolution (kernels/recurrent/operations.py)."""
+
+    def _attend(self, op: OpContext, norm: NormInput) -> None:
+        x, space = self.space.gained, self.space
+        matvec(op.named("qkv"), self._matrices, x, space.qkv, norm)
+        self._step(op)
+
+    def _attend_prompt(self, op: OpContext) -> None:
+        space = self.space
+        x, y = row_parts(space.gained), row_parts(space.qkv)
+        matmul(op.named("qkv"), self._matrices, x, y, space.params)
+        self._step(op)
+
+    @property
+    def _weights(self) -> DeltaNetWeights:
+        weights = self.layer.mixer
+        assert isinstance(weights, DeltaNetWeights), self.index
+        return weights
+
+    @property
+    def _matrices(self) -> tuple[Matrix, ...]:
+        """List what is projected of a row: channels, gates, then b and a of each head."""
+        weights = self._weights
+        return weights.qkv, weights.gate, weights.beta, weights.alpha
+
+    def _step(self, op: OpContext) -> None:
+        """Append what follows the projections, alike for rows of prompts and those decoded."""
+        space, weights, kernels = self.space, self._weights, self.kernels
+        assert isinstance(kernels, DeltaKernels) and space.mixed is not None, op.label
+        shape, (ring, states) = kernels.shape, self.cache.caches
+        vectors = weights.taps, weights.scales, weights.biases
+        memory = DeltaMemory(ring, states, *vectors, self.cache.n_regions)
+        beta = shape.n_channels + shape.out_words
+        projected = Projected(space.qkv, beta, beta + shape.n_heads)
+        delta_inputs(op.named("inputs"), shape, memory, projected, space.params, space.mixed)
+        step, out = op.named("delta"), space.attended
+        delta_step(step, shape, kernels.split, memory, space.mixed, space.params, out)
+        gain, eps = weights.out_gain, self.spec.norm_eps
+        gates = HeadGates(space.qkv, shape.n_channels, "silu", gain, eps)
+        gate_heads(op.named("gate"), out, shape.head_dim, shape.n_heads, gates, space.params)
+
+
+def _projections(weights: AttentionWeights) -> tuple[Matrix, ...]:
+    """List what is projected of a row: q, k and v, and behind them gates."""
+    qkv = weights.q, weights.k, weights.v
+    return qkv if weights.gate is None else (*qkv, weights.gate)
+
+
 # What appends each kind of mixer.
 MIXERS: dict[type[Mixer], type[AttentionBlock]] = {
     AttentionSpec: GroupedAttention,
+    DeltaNetSpec: DeltaNet,
     LatentSpec: LatentAttention,
 }

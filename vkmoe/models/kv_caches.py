@@ -6,7 +6,7 @@ a cache is the subject of kv_types.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,38 +14,48 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vkmoe.closing import Closing
-from vkmoe.facts import ArenaLayout, DeviceInfo, MemoryPlan, Mixer, ModelSpec, RopeSpec
-from vkmoe.gpu.arena import Arena, lay_out_spans
+from vkmoe.facts import (
+    ArenaLayout,
+    DeltaNetSpec,
+    DeviceInfo,
+    MemoryPlan,
+    Mixer,
+    ModelSpec,
+    RopeSpec,
+)
+from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.kv_types import KvTypes
 from vkmoe.models.rope import rope_table
-from vkmoe.models.workspace import AttentionKernels
+from vkmoe.models.workspace import DeltaKernels, MixerKernels
 
 if TYPE_CHECKING:
-    from vkmoe.gpu._native import Recorder
+    from vkmoe.gpu._native import Buffer, Recorder
 
 
 @dataclass(frozen=True)
 class KvAddresses:
-    """Says where the K and V caches of a layer are; if latent, the compressed rows alone."""
+    """Says where a layer has what it keeps of sequences."""
 
     context: int  # positions of a region
     n_regions: int  # one for each sequence, behind one another
-    rope_table: int  # of at least as many positions
-    keys: int
-    values: int = 0
+    rope_table: int  # of at least as many positions; 0: the layer has none
+    caches: tuple[int, ...]  # keys and values, the rows that are both, or what is recurrent
 
 
 def cache_layouts(
-    device: DeviceInfo, spec: ModelSpec, n_positions: int, types: KvTypes, n_regions: int
+    device: DeviceInfo,
+    spec: ModelSpec,
+    n_positions: int,
+    types: KvTypes,
+    n_versions: int,
+    n_regions: int,
 ) -> list[ArenaLayout]:
     """Lay out the rotary tables, then the caches of each layer: each has memory of its own."""
     ropes = [[n_positions * rope.dim * 4] for rope in spec.ropes]
-    layers = [
-        [n_bytes * n_regions for n_bytes in layer.mixer.state_bytes(n_positions, types)]
-        for layer in spec.layers
-    ]
+    sizes = (layer.mixer.state_bytes(n_positions, types, n_versions) for layer in spec.layers)
+    layers = [[n_bytes * n_regions for n_bytes in of_layer] for of_layer in sizes]
     return [lay_out_spans(device, spans) for spans in (*ropes, *layers)]
 
 
@@ -56,9 +66,9 @@ def growth_bytes(device: DeviceInfo, spec: ModelSpec, plan: MemoryPlan, n_positi
     """
     if n_positions <= plan.first_positions:
         return 0
-    types, n_regions = plan.kv_types, plan.n_regions
+    kept = plan.kv_types, plan.n_versions, plan.n_regions
     first, grown = (
-        [sum(layout.buffers) for layout in cache_layouts(device, spec, n, types, n_regions)]
+        [sum(layout.buffers) for layout in cache_layouts(device, spec, n, *kept)]
         for n in (plan.first_positions, n_positions)
     )
     return sum(grown) + max(grown) - sum(first)
@@ -75,7 +85,7 @@ class KvCaches(Closing):
         self,
         device: Device,
         spec: ModelSpec,
-        kernels: Mapping[Mixer, AttentionKernels],
+        kernels: Mapping[Mixer, MixerKernels],
         plan: MemoryPlan,
         longest: int,
     ) -> None:
@@ -86,7 +96,7 @@ class KvCaches(Closing):
         Raises OutOfMemoryError with none left allocated.
         """
         self._device, self._spec, self._types = device, spec, plan.kv_types
-        self._longest, self.n_regions = longest, plan.n_regions
+        self._longest, self.n_regions, self._versions = longest, plan.n_regions, plan.n_versions
         n_positions = plan.first_positions
         self._ropes: dict[RopeSpec, _RopeTable] = {}
         self._layers: list[_LayerCaches] = []
@@ -104,7 +114,7 @@ class KvCaches(Closing):
     def n_positions(self) -> int:
         """Count the positions of a region that every layer has room for."""
         ropes = (held.n_positions for held in self._ropes.values())
-        return min(*ropes, *(held.n_positions for held in self._layers))
+        return min(*ropes, *(held.n_positions for held in self._layers if held.n_positions))
 
     @property
     def addresses(self) -> tuple[KvAddresses, ...]:
@@ -112,13 +122,13 @@ class KvCaches(Closing):
         layers = zip(self._layers, self._spec.layers, strict=True)
         return tuple(
             KvAddresses(
-                held.n_positions,
-                self.n_regions,
-                self._ropes[layer.mixer.rope].address,
-                *held.addresses,
+                held.n_positions, self.n_regions, self._rope_of(layer.mixer), held.addresses
             )
             for held, layer in layers
         )
+
+    def _rope_of(self, mixer: Mixer) -> int:
+        return 0 if isinstance(mixer, DeltaNetSpec) else self._ropes[mixer.rope].address
 
     @property
     def n_bytes(self) -> int:
@@ -128,8 +138,8 @@ class KvCaches(Closing):
 
     def bytes_to_resize(self, n_positions: int) -> int:
         """Count the bytes that `resize` takes more, with the largest layer in two places."""
-        types, n_regions = self._types, self.n_regions
-        layouts = cache_layouts(self._device.info, self._spec, n_positions, types, n_regions)
+        kept = self._types, self._versions, self.n_regions
+        layouts = cache_layouts(self._device.info, self._spec, n_positions, *kept)
         sizes = [sum(layout.buffers) for layout in layouts]
         return sum(sizes) + max(sizes) - self.n_bytes
 
@@ -153,7 +163,7 @@ class KvCaches(Closing):
 
     def _resize_layers(self, n_positions: int, filled: Sequence[int]) -> None:
         for index, held in enumerate(self._layers):
-            if held.n_positions != n_positions:
+            if held.n_positions not in (0, n_positions):
                 self._layers[index] = held.moved(n_positions, filled)
                 held.close()
 
@@ -167,6 +177,38 @@ class KvCaches(Closing):
             for held in self._layers:
                 held.record_copy(recorder, held, source, target, n_positions)
             self._device.native.submit(recorder.finish()).wait()
+
+    @property
+    def saved_bytes(self) -> int:
+        """Count the bytes of what `save_state` copies."""
+        return sum(n_bytes for _, _, n_bytes in self._saved(0, 1))
+
+    def save_state(self, region: int, position: int, target: Buffer) -> None:
+        """Copy what a region's recurrent layers keep when this is its next position.
+
+        Raises DeviceLostError. Must hold: no submit is in flight.
+        """
+        with translate_errors("copying recurrent states"):
+            recorder, end = self._device.native.recorder(), 0
+            for place, offset, n_bytes in self._saved(region, position):
+                recorder.copy(place.buffer, place.offset + offset, target, end, n_bytes)
+                end += n_bytes
+            self._device.native.submit(recorder.finish()).wait()
+
+    def restore_state(self, region: int, position: int, source: Buffer) -> None:
+        """Copy what `save_state` copied at a position back, into any region, as that does."""
+        with translate_errors("copying recurrent states"):
+            recorder, end = self._device.native.recorder(), 0
+            for place, offset, n_bytes in self._saved(region, position):
+                recorder.copy(source, end, place.buffer, place.offset + offset, n_bytes)
+                end += n_bytes
+            self._device.native.submit(recorder.finish()).wait()
+
+    def _saved(self, region: int, position: int) -> Iterator[tuple[Placement, int, int]]:
+        """Yield where a recurrent layer has its ring, and the version before a position."""
+        for held in self._layers:
+            if isinstance(held.kernels, DeltaKernels):
+                yield from held.saved(region, position)
 
     def close(self) -> None:
         for held in (*self._ropes.values(), *self._layers):
@@ -197,9 +239,9 @@ class _RopeTable(Closing):
 class _LayerCaches(Closing):
     """Owns the caches of one layer, cleared. Raises OutOfMemoryError, DeviceLostError."""
 
-    def __init__(self, device: Device, layer: AttentionKernels, n_regions: int) -> None:
-        self._device, self._layer = device, layer
-        self.n_positions = layer.shape.context
+    def __init__(self, device: Device, layer: MixerKernels, n_regions: int) -> None:
+        self._device, self.kernels = device, layer
+        self.n_positions = layer.n_positions
         sizes = [n_bytes * n_regions for n_bytes in layer.state_bytes]
         layout = lay_out_spans(device.info, sizes)
         self._arena = Arena(device, "device", "KV cache", layout)
@@ -211,12 +253,12 @@ class _LayerCaches(Closing):
                 recorder.fill(place.buffer, place.offset, n_bytes, 0)
             device.native.submit(recorder.finish()).wait()
             failing.pop_all()
-        self.addresses = [place.address for place in self._places]
+        self.addresses = tuple(place.address for place in self._places)
         self.n_bytes = self._arena.n_bytes
 
     def moved(self, n_positions: int, filled: Sequence[int]) -> _LayerCaches:
         """Make caches with so many positions that hold the first `filled` of each region."""
-        other = _LayerCaches(self._device, self._layer.of_context(n_positions), len(filled))
+        other = _LayerCaches(self._device, self.kernels.of_context(n_positions), len(filled))
         with ExitStack() as failing, translate_errors("moving the KV cache"):
             failing.callback(other.close)
             recorder = self._device.native.recorder()
@@ -226,16 +268,24 @@ class _LayerCaches(Closing):
             failing.pop_all()
         return other
 
+    def saved(self, region: int, position: int) -> Iterator[tuple[Placement, int, int]]:
+        """Yield the parts of a region that a state at a position needs: memory, offset, bytes."""
+        assert isinstance(self.kernels, DeltaKernels)
+        (ring, states), shape = self._places, self.kernels.shape
+        version_bytes = shape.states_bytes // shape.n_versions
+        first = region * shape.states_bytes + (position - 1) % shape.n_versions * version_bytes
+        yield ring, region * shape.ring_bytes, shape.ring_bytes
+        yield states, first, version_bytes
+
     def record_copy(
         self, recorder: Recorder, held: _LayerCaches, source: int, target: int, n_positions: int
     ) -> None:
         """Record that the first positions of a region become those of `source` in other caches."""
         for cache, (ours, theirs) in enumerate(zip(self._places, held._places, strict=True)):
-            before = theirs.offset + held._layer.state_bytes[cache] * source
-            after = ours.offset + self._layer.state_bytes[cache] * target
-            strips = zip(held._layer.strips(cache), self._layer.strips(cache), strict=True)
-            for (first, position_bytes), (there, _) in strips if n_positions else ():
-                n_bytes = position_bytes * n_positions
+            before = theirs.offset + held.kernels.state_bytes[cache] * source
+            after = ours.offset + self.kernels.state_bytes[cache] * target
+            of_both = (kept.kernels.pieces(cache, n_positions) for kept in (held, self))
+            for (first, n_bytes), (there, _) in zip(*of_both, strict=True):
                 recorder.copy(theirs.buffer, before + first, ours.buffer, after + there, n_bytes)
 
     def close(self) -> None:

@@ -50,6 +50,10 @@ class Metadata:
     def has(self, key: str) -> bool:
         return self.prefix + key in self.file.metadata
 
+    def ignore(self, *keys: str) -> None:
+        """Count keys that change nothing of an architecture as read."""
+        self._read.update(keys)
+
     def value(self, key: str, kind: type[Scalar], default: Scalar | None) -> Scalar:
         """Read a value; without a default the key must be there."""
         self._read.add(key)

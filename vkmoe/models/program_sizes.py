@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
-from vkmoe.facts import DeviceInfo, LatentSpec, ModelSpec, in_mib
+from vkmoe.facts import DeltaNetSpec, DeviceInfo, LatentSpec, ModelSpec, in_mib
 from vkmoe.kernels.attention.shapes import MAX_CACHE_BYTES
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes, both
 from vkmoe.models.cpu_experts import CpuTensors
-from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, attention_kernels
+from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, mixer_kernels
 
 SURE_CTX_SIZE, LEAST_CTX_SIZE = 8192, 512  # that there is room for unasked; at least
 FIRST_POSITIONS = 2048  # that KV caches begin with
@@ -23,6 +23,9 @@ CONTEXT_STEP = 1024  # positions by which they grow
 PROMPT_ROWS = (32, 64, 128, 256, 512, 1024)  # sizes of programs below the largest
 CPU_UBATCH, GPU_UBATCH = 128, 512
 LEAST_ROWS = 64  # of the longest chunks that are planned unasked
+# Of a recurrent state, behind the last positions: so many guesses and one more can be taken back.
+FEW_VERSIONS, DRAFT_VERSIONS = 2, 4
+STATE_COPIES = 16  # of recurrent states, in host memory
 
 
 def sure_context(config: EngineConfig, spec: ModelSpec) -> int:
@@ -59,7 +62,14 @@ def largest_context(config: EngineConfig, spec: ModelSpec, chunk_bytes: int) -> 
 def _largest_context(config: EngineConfig, spec: ModelSpec, n_bytes: int) -> int:
     """Return for how many tokens the largest cache of a sequence takes so many bytes."""
     few = 4  # rows of as many positions fill whole words of 16 bytes
-    return n_bytes * few // max(cache_bytes(spec, few, kv_types(config, spec)))
+    mixers = [mixer for mixer in spec.mixers if not isinstance(mixer, DeltaNetSpec)]
+    sizes = [size for mixer in mixers for size in mixer.state_bytes(few, kv_types(config, spec))]
+    return n_bytes * few // max(sizes, default=1)
+
+
+def n_versions(config: EngineConfig) -> int:
+    """Say how many versions of a recurrent state a sequence keeps."""
+    return FEW_VERSIONS if config.draft == "none" else DRAFT_VERSIONS
 
 
 def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
@@ -79,9 +89,10 @@ def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
     return both(keys)
 
 
-def cache_bytes(spec: ModelSpec, n_tokens: int, types: KvTypes) -> list[int]:
+def cache_bytes(config: EngineConfig, spec: ModelSpec, n_tokens: int) -> list[int]:
     """Count the bytes of each cache of each layer, in the order in which they are placed."""
-    layers = (layer.mixer.state_bytes(n_tokens, types) for layer in spec.layers)
+    types, versions = kv_types(config, spec), n_versions(config)
+    layers = (layer.mixer.state_bytes(n_tokens, types, versions) for layer in spec.layers)
     return [n_bytes for sizes in layers for n_bytes in sizes]
 
 
@@ -118,8 +129,8 @@ def workspace_of(
     `shares`: another device computes experts. Raises UsageError where the device cannot bind it.
     """
     ctx_size, types = sure_context(config, spec), kv_types(config, spec)
-    attention = attention_kernels(spec, ctx_size, types, tuning)
-    workspace = Workspace(spec, tuning, attention, row_sizes(config, device, n_rows), shares)
+    kernels = mixer_kernels(spec, ctx_size, types, n_versions(config), tuning)
+    workspace = Workspace(spec, tuning, kernels, row_sizes(config, device, n_rows), shares)
     largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)
     if largest.n_bytes > (most := device.limits.max_storage_buffer_range):
         raise UsageError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import (
     AttentionSpec,
+    DeltaNetSpec,
     DenseSpec,
     ExpertSpec,
     FeedForward,
@@ -22,8 +23,8 @@ from vkmoe.facts import (
 )
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gguf_file.header import shown
-from vkmoe.models.trunk_tensors import FileMatrix, FileVector, split_heads
-from vkmoe.models.weights import AttentionWeights, LatentWeights
+from vkmoe.models.trunk_tensors import FileMatrix, FileVector, HeadMatrices, split_heads
+from vkmoe.models.weights import AttentionWeights, DeltaNetWeights, LatentWeights, MixerWeights
 from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 
 VECTOR_TYPES = frozenset({"F32", "F16", "BF16"})  # a file's types of what is used as float32
@@ -31,9 +32,11 @@ ROPE_FACTORS = "rope_freqs.weight"  # divisors for any context, as Llama 3.1 has
 LONGROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 # The norm before the feed-forward block is called `ffn_norm` elsewhere.
-_FEED_FORWARD_NORMS = {"gpt-oss": "post_attention_norm"}
+_FEED_FORWARD_NORMS = dict.fromkeys(
+    ("gpt-oss", "qwen35", "qwen35moe", "qwen3next"), "post_attention_norm"
+)
 # What converters put into one tensor where they are asked to.
-_FUSED = {"attn_q": "attn_qkv", "ffn_gate_exps": "ffn_gate_up_exps"}
+_FUSED = {"attn_q": "attn_qkv"}
 _HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
 
 
@@ -42,12 +45,16 @@ class ExpertMatrix:
     """Describes a matrix of a feed-forward block; a vector of biases is one of a single row.
 
     `parts` is one tensor that has the blocks of all experts behind one another, or one of each.
+    Where another matrix is in it too, an expert has `pitch` rows, and this matrix those from
+    `first` on.
     """
 
     parts: tuple[TensorInfo, ...]
     n_experts: int
     n_rows: int  # of one expert
     n_columns: int
+    first: int = 0
+    pitch: int = 0  # 0: as many as it has itself
 
     @property
     def type(self) -> str:
@@ -55,7 +62,9 @@ class ExpertMatrix:
 
     def of_expert(self, expert: int) -> tuple[int, int]:
         """Say which of `parts` an expert's rows lie in, and which of its rows is the first."""
-        return (0, expert * self.n_rows) if len(self.parts) == 1 else (expert, 0)
+        if len(self.parts) > 1:
+            return expert, self.first
+        return 0, expert * (self.pitch or self.n_rows) + self.first
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ class LayerTensors:
     block: FeedForwardTensors
     has_experts: bool  # in `block`
     mixer: Mapping[str, TrunkTensor]
-    mixer_weights: type[AttentionWeights | LatentWeights]
+    mixer_weights: type[MixerWeights]
     feed_forward: Mapping[str, TrunkTensor]  # what there is of FeedForwardWeights besides `block`
 
     @property
@@ -145,8 +154,10 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
 def _layer(find: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
     layer, width = spec.layers[index], spec.width
     mixer, has_experts = layer.mixer, isinstance(layer.feed_forward, ExpertSpec)
-    weights: type[AttentionWeights | LatentWeights]
-    if isinstance(mixer, LatentSpec):
+    weights: type[MixerWeights]
+    if isinstance(mixer, DeltaNetSpec):
+        weights, tensors = DeltaNetWeights, dict(_delta_net(find, mixer, width))
+    elif isinstance(mixer, LatentSpec):
         weights, tensors = LatentWeights, dict(_latent(find, mixer, width))
     else:
         weights, tensors = AttentionWeights, dict(_attention(find, mixer, width))
@@ -169,7 +180,12 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
     q, kv = spec.q_width, spec.kv_width
     per_head = spec.qk_norm == "per_head"
     yield "gain", find.vector("attn_norm.weight", width)
-    yield "q", find.matrix("attn_q.weight", q, width)
+    if spec.gated:  # a head's query and its gate lie behind one another
+        both = find.matrix("attn_q.weight", 2 * q, width).tensor
+        for field, first in (("q", 0), ("gate", spec.head_dim)):
+            yield field, HeadMatrices(both, spec.n_heads, first, first + spec.head_dim)
+    else:
+        yield "q", find.matrix("attn_q.weight", q, width)
     yield "k", find.matrix("attn_k.weight", kv, width)
     yield "v", find.matrix("attn_v.weight", kv, width)
     yield "output", find.matrix("attn_output.weight", width, q)
@@ -184,6 +200,25 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
         yield "output_bias", find.vector("attn_output.bias", width)
     if spec.sinks:
         yield "sinks", find.vector("attn_sinks.weight", spec.n_heads)
+
+
+def _delta_net(find: _Finder, spec: DeltaNetSpec, width: int) -> Iterator[Row]:
+    heads, out = spec.n_heads, spec.attended_width
+    yield "gain", find.vector("attn_norm.weight", width)
+    yield "qkv", find.matrix("attn_qkv.weight", spec.n_channels, width)
+    yield "gate", find.matrix("attn_gate.weight", out, width)
+    if find.has("ssm_ba.weight"):  # b of a key head's heads, then a of these
+        both, n = find.matrix("ssm_ba.weight", 2 * heads, width).tensor, heads // spec.n_key_heads
+        for field, first in (("beta", 0), ("alpha", n)):
+            yield field, HeadMatrices(both, spec.n_key_heads, first, first + n)
+    else:
+        yield "beta", find.matrix("ssm_beta.weight", heads, width)
+        yield "alpha", find.matrix("ssm_alpha.weight", heads, width)
+    yield "output", find.matrix("ssm_out.weight", width, out)
+    yield "taps", find.vector("ssm_conv1d.weight", spec.n_channels, spec.n_taps)
+    yield "scales", find.vector("ssm_a", heads)
+    yield "biases", find.vector("ssm_dt.bias", heads)
+    yield "out_gain", find.vector("ssm_norm.weight", spec.head_dim)
 
 
 def _latent(find: _Finder, spec: LatentSpec, width: int) -> Iterator[Row]:
@@ -239,6 +274,12 @@ def _block(find: _Finder, spec: FeedForward, width: int, suffix: str = "") -> Fe
     biases: list[ExpertMatrix] = []
     for name, shape in shapes.items():
         single = [f"ffn_{name}.{expert}.weight" for expert in range(n)]
+        fused = f"ffn_gate_up{suffix}.weight"
+        parts: tuple[TensorInfo, ...]
+        if of_experts and name != "down" and find.has(fused):
+            parts = (find.matrix(fused, *leading, 2 * inner, width).tensor,)
+            matrices.append(ExpertMatrix(parts, n, *shape, inner * (name == "up"), 2 * inner))
+            continue
         if of_experts and find.has(single[0]):
             parts = find.alike(single, *shape)
         else:

@@ -68,6 +68,7 @@ class AttentionWeights:
     qkv_bias: int = 0  # of q, k and v behind one another
     output_bias: int = 0
     sinks: int = 0
+    gate: Matrix | None = None  # of the heads' outputs; None: they have none
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,26 @@ class LatentWeights:
     q_down: Matrix | None = None
     q_gain: int = 0
     output_bias: int = 0
+
+
+@dataclass(frozen=True)
+class DeltaNetWeights:
+    """Holds the weights of a gated delta rule (kernels/recurrent/operations.py)."""
+
+    gain: int
+    qkv: Matrix
+    gate: Matrix
+    beta: Matrix
+    alpha: Matrix
+    output: Matrix
+    taps: int
+    scales: int
+    biases: int
+    out_gain: int  # f32 [head_dim], of the norm of a head's output
+    output_bias: int = 0
+
+
+MixerWeights = AttentionWeights | LatentWeights | DeltaNetWeights
 
 
 @dataclass(frozen=True)
@@ -106,7 +127,7 @@ class LayerWeights:
     `in_host`: what every token reads of it is in host memory.
     """
 
-    mixer: AttentionWeights | LatentWeights
+    mixer: MixerWeights
     feed_forward: FeedForwardWeights
     in_host: bool = False
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vkmoe.batch import Phase
-from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
+from vkmoe.facts import DeltaNetSpec, ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import param_words
 from vkmoe.kernels.attention.shapes import (
@@ -22,6 +22,8 @@ from vkmoe.kernels.attention.shapes import (
 from vkmoe.kernels.logits.operations import CANDIDATE_WORDS, list_words
 from vkmoe.kernels.prompt_attention.operations import PromptTiling, choose_tiling
 from vkmoe.kernels.prompt_experts.operations import PairTiles, RoutedRows
+from vkmoe.kernels.recurrent.operations import DeltaShape, DeltaSplit
+from vkmoe.kernels.recurrent.operations import choose_split as choose_delta_split
 from vkmoe.kernels.router.operations import RouterShape, RoutingLog, routing_words
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes, row_parts
@@ -40,21 +42,52 @@ class AttentionKernels:
         """Count the bytes of each cache of a layer, for one sequence."""
         return self.shape.cache_bytes
 
+    @property
+    def n_positions(self) -> int:
+        """Count the positions of its caches."""
+        return self.shape.context
+
     def of_context(self, n_positions: int) -> AttentionKernels:
         """Return the same with so many positions in its caches."""
         return replace(self, shape=replace(self.shape, context=n_positions))
 
-    def strips(self, cache: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts of a region of a cache that hold all positions behind one another.
-
-        Each is its first byte and the bytes of a position.
-        """
+    def pieces(self, cache: int, n_positions: int) -> Iterator[tuple[int, int]]:
+        """Yield where a region of a cache holds its first positions: first byte, and bytes."""
         shape, first = self.shape, 0
         n_kv_heads = shape.n_kv_heads if isinstance(shape, AttentionShape) else 1
-        for row_bytes in row_parts(shape.kv_types[cache], shape.row_dim):
+        for row_bytes in row_parts(shape.kv_types[cache], shape.row_dim) if n_positions else ():
             for _ in range(n_kv_heads):
-                yield first, row_bytes
+                yield first, n_positions * row_bytes
                 first += shape.context * row_bytes
+
+
+@dataclass(frozen=True)
+class DeltaKernels:
+    """Says how a gated delta rule runs: its shape, and how that is spread."""
+
+    shape: DeltaShape
+    split: DeltaSplit
+
+    @property
+    def state_bytes(self) -> tuple[int, ...]:
+        """Count the bytes of what a layer keeps, for one sequence: the ring, and the states."""
+        return self.shape.ring_bytes, self.shape.states_bytes
+
+    @property
+    def n_positions(self) -> int:
+        """Return 0: what is kept does not grow with the positions."""
+        return 0
+
+    def of_context(self, n_positions: int) -> DeltaKernels:
+        """Return the same: it does not depend on that."""
+        return self
+
+    def pieces(self, cache: int, n_positions: int) -> Iterator[tuple[int, int]]:
+        """Yield all of a region: it holds for one position, which must be that of the copy."""
+        yield 0, self.state_bytes[cache]
+
+
+MixerKernels = AttentionKernels | DeltaKernels
 
 
 @dataclass(frozen=True)
@@ -131,7 +164,7 @@ class Workspace:
         self,
         spec: ModelSpec,
         tuning: Tuning,
-        attention: Mapping[Mixer, AttentionKernels],
+        mixers: Mapping[Mixer, MixerKernels],
         sizes: RowSizes = RowSizes(),
         shares: bool = False,
     ) -> None:
@@ -142,7 +175,7 @@ class Workspace:
         n_partials = max(
             -(-spec.width // tuning.fewest_rows), -(-spec.width // (32 * tuning.workgroup_size))
         )
-        self.attention = attention
+        self.mixers = mixers
         self.row_sizes: dict[Phase, tuple[int, ...]] = {
             "decode": sizes.decode,
             "prompt": sizes.prompt,
@@ -165,7 +198,11 @@ class Workspace:
 
     def _describe_attention(self, spec: ModelSpec, sizes: RowSizes) -> None:
         n_rows, latents = sizes.most, [x for x in spec.mixers if isinstance(x, LatentSpec)]
-        n_words = max(item.split.partials_words(item.shape) for item in self.attention.values())
+        kinds = self.mixers.values()
+        attention = [item for item in kinds if isinstance(item, AttentionKernels)]
+        n_words = max((x.split.partials_words(x.shape) for x in attention), default=4)
+        mixed = [x.shape.mixed_words for x in kinds if isinstance(x, DeltaKernels)]
+        self.mixed = _rows("mixed", max(mixed), n_rows) if mixed else None
         self.qkv = _rows("qkv", max(mixer.qkv_width for mixer in spec.mixers), n_rows)
         self.latent = LatentWorkspace(latents, n_rows) if latents else None
         self.attention_partials = _rows("attention_partials", n_words, sizes.decode[-1])
@@ -210,12 +247,16 @@ def _act_words(block: FeedForward) -> int:
     return block.width * (block.n_used if isinstance(block, ExpertSpec) else 1)
 
 
-def attention_kernels(
-    spec: ModelSpec, ctx_size: int, kv_types: KvTypes, tuning: Tuning
-) -> dict[Mixer, AttentionKernels]:
-    """Say how each kind of attention runs with `ctx_size` places in its caches."""
-    kernels = {}
+def mixer_kernels(
+    spec: ModelSpec, ctx_size: int, kv_types: KvTypes, n_versions: int, tuning: Tuning
+) -> dict[Mixer, MixerKernels]:
+    """Say how each kind of mixer runs, with `ctx_size` places in its caches or so many versions."""
+    kernels: dict[Mixer, MixerKernels] = {}
     for mixer in spec.mixers:
+        if isinstance(mixer, DeltaNetSpec):
+            delta = DeltaShape.of(mixer, n_versions)
+            kernels[mixer] = DeltaKernels(delta, choose_delta_split(delta, tuning))
+            continue
         shape = shape_of(mixer, ctx_size, kv_types, spec.norm_eps)
         kernels[mixer] = AttentionKernels(
             shape, choose_split(shape, tuning), choose_tiling(shape, tuning)

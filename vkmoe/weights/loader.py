@@ -33,12 +33,11 @@ from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
 from vkmoe.models import ModelFile
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
 from vkmoe.models.weights import (
-    AttentionWeights,
     BlockWeights,
     CpuWeights,
     FeedForwardWeights,
-    LatentWeights,
     LayerWeights,
+    MixerWeights,
     ModelWeights,
 )
 from vkmoe.modes import Hybrid
@@ -227,9 +226,7 @@ class _Loader:
         self._by_cpu.table.publish()
         return CpuWeights(self._cpu_blocks, self._by_cpu.table)
 
-    def _parts(
-        self, layer: LayerTensors
-    ) -> tuple[AttentionWeights | LatentWeights, FeedForwardWeights]:
+    def _parts(self, layer: LayerTensors) -> tuple[MixerWeights, FeedForwardWeights]:
         place = self._expert_block if layer.has_experts else self._placer.block
         block = place(layer.block)
         mixer = layer.mixer_weights(**self._placed(layer.mixer))

@@ -56,6 +56,19 @@ void add_scaled(float* __restrict sum, float factor, const float* __restrict val
 }
 
 VKMOE_FOR_EACH_PROCESSOR
+void fade(const float* values, float factor, size_t n, float* found) {
+    for (size_t i = 0; i < n; ++i) found[i] = factor * values[i];
+}
+
+VKMOE_FOR_EACH_PROCESSOR
+void gate(float* __restrict values, const float* __restrict gates, size_t n, bool is_silu) {
+    for (size_t i = 0; i < n; ++i) {
+        const float g = gates[i], fading = exponential(g < 0.0F ? g : -g);
+        values[i] *= (is_silu ? g : 1.0F) * ((g < 0.0F ? fading : 1.0F) / (1.0F + fading));
+    }
+}
+
+VKMOE_FOR_EACH_PROCESSOR
 void scale_quants(const int8_t* __restrict bytes, float factor, size_t n,
                     float* __restrict found) {
     for (size_t i = 0; i < n; ++i) found[i] = factor * static_cast<float>(bytes[i]);

@@ -9,6 +9,12 @@ namespace vkmoe {
 /// sum += factor * values.
 void add_scaled(float* sum, float factor, const float* values, size_t n);
 
+/// found = factor * values; both may be the same.
+void fade(const float* values, float factor, size_t n, float* found);
+
+/// values *= the logistic function of gates, and of `is_silu` the gates themselves.
+void gate(float* values, const float* gates, size_t n, bool is_silu);
+
 /// found = factor * bytes: the numbers of a block that share a scale.
 void scale_quants(const int8_t* bytes, float factor, size_t n, float* found);
 

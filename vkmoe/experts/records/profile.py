@@ -32,7 +32,7 @@ from vkmoe.experts.decide.token_table import (
 )
 from vkmoe.experts.records.importance import is_importance_file, read_importance, remembered
 from vkmoe.experts.records.trace import Trace, TraceHeader, is_trace_file, read_trace
-from vkmoe.facts import ModelSpec
+from vkmoe.facts import DeltaNetSpec, ModelSpec
 from vkmoe.gguf_file import TensorInfo
 from vkmoe.gguf_file.header import shown
 
@@ -78,7 +78,7 @@ def profiled_model(
     parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
     experts = asdict(spec.experts)
     del experts["activation"]  # the architecture fixes it
-    mixer = spec.layers[0].mixer
+    mixer = next(mixer for mixer in spec.mixers if not isinstance(mixer, DeltaNetSpec))
     heads = [mixer.n_heads, mixer.n_kv_heads, mixer.query_dim]
     sizes = [spec.n_layers, spec.width, spec.n_vocab, *heads]
     text = json.dumps([spec.architecture, spec.name, sizes, experts, parts], sort_keys=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vkmoe.choices import KvType
-from vkmoe.facts import LatentSpec, Mixer
+from vkmoe.facts import Attention, LatentSpec
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
 
@@ -155,7 +155,7 @@ class LatentShape:
 Shape = AttentionShape | LatentShape
 
 
-def shape_of(mixer: Mixer, context: int, kv_types: KvTypes, eps: float) -> Shape:
+def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float) -> Shape:
     """Return the shape of a model's attention with so many places in its caches."""
     scale = mixer.scale or mixer.query_dim**-0.5
     if isinstance(mixer, LatentSpec):

@@ -1,0 +1,181 @@
+"""Texts go back, are copied and go on where a layer's state holds for one position alone.
+
+To the bit they are texts that were never anything else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.engine.tiny import RECURRENT, lengthened, model_path
+from vkmoe.batch import Phase, TokenBatch
+from vkmoe.choices import DraftWay
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.execute import state_copies
+from vkmoe.generate.scheduler import LookUp
+from vkmoe.llm import LLM, GenerationResult
+
+pytestmark = pytest.mark.usefixtures("one_device")
+CTX_SIZE, N_REGIONS = 160, 3
+
+
+class Row(NamedTuple):
+    token: int
+    phase: Phase
+
+
+def run(engine: Engine, region: int, first: int, rows: list[Row]) -> bytes:
+    """Run rows, which all are of one phase, and return the logits behind the last.
+
+    Rows of a prompt come in two chunks, of which the first wants no logits.
+    """
+    decodes, end = rows[0].phase == "decode", first + len(rows)
+    middle = first if decodes else (first + end) // 2
+    for start, behind in ((first, middle), (middle, end)):
+        tokens = tuple(row.token for row in rows[start - first : behind - first])
+        wants = (decodes,) * (len(tokens) - 1) + (behind == end,)
+        regions, positions = (region,) * len(tokens), tuple(range(start, behind))
+        if tokens:
+            engine.run(TokenBatch(tokens, positions, regions, wants, rows[0].phase))
+    return engine.full_logits((len(rows) - 1) * decodes).tobytes()
+
+
+def alone(engine: Engine, rows: list[Row]) -> bytes:
+    """The logits behind a text that begins anew, in batches as small and as large as can be."""
+    assert engine.rewind(0, 0) == 0
+    first, found = 0, b""
+    for phase, group in groupby(rows, lambda row: row.phase):
+        of_phase, n_most = list(group), 1 if phase == "decode" else 80
+        for start in range(0, len(of_phase), n_most):
+            part = of_phase[start : start + n_most]
+            found = run(engine, 0, first, part)
+            first += len(part)
+    return found
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "resident": {},
+    "few slots": {"expert_slots": 3, "promote_on_read": True},
+    "stepped": {"expert_slots": 3, "executor": "stepped"},
+    "f32": {"cache_type_k": "f32", "cache_type_v": "f32"},
+    "cpu": {"device": "cpu"},
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sample(4)
+def test_going_back_and_copying_change_no_bit(
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vkmoe.engine.COPIED_EVERY", 8)
+    options = WAYS[way]
+    if "dense" in name and "expert_slots" in options:
+        options = {}
+    config = EngineConfig(ctx_size=CTX_SIZE, parallel=N_REGIONS, ubatch_size=40, **options)
+    rng, n_back = random.Random(len(name + way)), 0
+    with (
+        Engine(lengthened(model_path(name), CTX_SIZE), config, checks=True) as engine,
+        Engine(lengthened(model_path(name), CTX_SIZE), config) as other,
+    ):
+        texts: list[list[Row]] = [[] for _ in range(N_REGIONS)]
+        for _ in range(50):
+            region, way_on = rng.randrange(N_REGIONS), rng.random()
+            text = texts[region]
+            if way_on < 0.35 and text:
+                wanted = rng.randrange(len(text))
+                found = engine.rewind(region, wanted)
+                assert found <= wanted
+                n_back += found > 0
+                del text[found:]
+            elif way_on < 0.5 and len(text) > 1:
+                target, n = (region + 1) % N_REGIONS, rng.randrange(1, len(text))
+                n = engine.copy_region(region, target, n)
+                texts[target] = text[:n]
+                text = texts[target]
+                region = target
+            phase: Phase = rng.choice(["decode", "prompt"])
+            n_rows = rng.randrange(1, 30) if phase == "prompt" else rng.randrange(1, 4)
+            rows = [Row(rng.randrange(engine.n_vocab), phase) for _ in range(n_rows)]
+            if len(text) + n_rows > CTX_SIZE:
+                engine.rewind(region, 0)
+                text.clear()
+            logits = run(engine, region, len(text), rows)
+            text += rows
+            assert logits == alone(other, text), (region, len(text))
+    assert n_back, "texts go back to where they were"
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_two_endings_of_one_prefix(name: str) -> None:
+    """The prefix is computed once, and both replies are their own."""
+    prefix, endings = [(7 * i + 3) % 200 for i in range(90)], ([5, 6, 7], [8, 9])
+    options: dict[str, Any] = {"ctx_size": CTX_SIZE, "temp": 0.0}
+    with LLM(lengthened(model_path(name), CTX_SIZE), ctx_size=CTX_SIZE) as llm:
+        del options["ctx_size"]
+        found = []
+        for ending in (*endings, *endings):
+            result = llm.generate([*prefix, *ending], max_tokens=6, ignore_eos=True, **options)
+            found.append(result.token_ids)
+            n_reused = result.statistics.n_reused_tokens
+        assert n_reused >= len(prefix) - state_copies.COPIED_EVERY
+    for ending, tokens in zip(endings, found, strict=False):
+        with LLM(lengthened(model_path(name), CTX_SIZE), ctx_size=CTX_SIZE) as llm:
+            result = llm.generate([*prefix, *ending], max_tokens=6, ignore_eos=True, **options)
+            assert result.token_ids == tokens
+    assert found[:2] == found[2:]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.sample(2)
+def test_guesses_that_were_wrong_are_taken_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to three of them, of which some are right."""
+    prompt, rng = [5, 6, 7] * 8, random.Random(1)
+
+    def reply(draft: DraftWay) -> GenerationResult:
+        with LLM(lengthened(model_path(name), CTX_SIZE), ctx_size=CTX_SIZE, draft=draft) as llm:
+            return llm.generate(prompt, max_tokens=60, temp=0.0, ignore_eos=True)
+
+    wanted = reply("none").token_ids
+
+    def guess(_: LookUp, tokens: Sequence[int], n_most: int) -> list[int]:
+        right = wanted[len(tokens) - len(prompt) :][:n_most]
+        return [token if rng.random() < 0.7 else 9 for token in right]
+
+    monkeypatch.setattr(LookUp, "draft", guess)
+    found = reply("lookup")
+    assert found.token_ids == wanted
+    statistics = found.statistics
+    assert 20 < statistics.n_accepted_tokens < statistics.n_drafted_tokens < 60 * 3
+
+
+@pytest.mark.full
+def test_a_long_session_is_not_read_again_and_again() -> None:
+    """As an agent's goes: results of tools are appended, at times old thoughts are left out. Nearly
+    all that a KV cache alone would use again is used, though states are there for few positions."""
+    rng, n_turns, ctx_size = random.Random(3), 200, 6144
+    n_common = n_reused = 0
+    with LLM(lengthened(model_path("qwen35_dense"), ctx_size), ctx_size=ctx_size) as llm:
+
+        def some(n: int) -> list[int]:
+            return [rng.randrange(llm.spec.n_vocab) for _ in range(n)]
+
+        history, last, thoughts = some(200), list[int](), dict[int, list[int]]()
+        for turn in range(n_turns):
+            if turn % 10 == 9:  # the last two thoughts are taken out
+                for begin in sorted(thoughts, reverse=True)[:2]:
+                    del history[begin : begin + len(thoughts.pop(begin))]
+            same = next((i for i, (a, b) in enumerate(zip(history, last, strict=False)) if a != b),
+                        min(len(history), len(last)))  # fmt: skip
+            result = llm.generate(history, max_tokens=3, temp=0.0, ignore_eos=True)
+            n_common, n_reused = n_common + same, n_reused + result.statistics.n_reused_tokens
+            last = list(history)
+            thoughts[len(history)] = some(8)
+            history += [*thoughts[len(history)], *result.token_ids, *some(12)]
+    assert n_reused > 0.95 * n_common, (n_reused, n_common)
