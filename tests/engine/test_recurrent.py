@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.engine.tiny import RECURRENT, lengthened, model_path
+from tests.engine.tiny import RECURRENT, Tensor, lengthened, model_path, rewrite
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.config import EngineConfig
@@ -130,6 +131,24 @@ def test_two_endings_of_one_prefix(name: str) -> None:
             result = llm.generate([*prefix, *ending], max_tokens=6, ignore_eos=True, **options)
             assert result.token_ids == tokens
     assert found[:2] == found[2:]
+
+
+@pytest.mark.parametrize("device", ["vulkan", "cpu"])
+def test_a_model_without_attention(device: str, tmp_path: Path) -> None:
+    """As the first layers of a model are, by which modes are compared."""
+
+    def first_three(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata["qwen35.block_count"] = 3
+        for tensor in [tensor for tensor in tensors if tensor.startswith("blk.3.")]:
+            del tensors[tensor]
+
+    path = rewrite(model_path("qwen35_dense"), tmp_path / "recurrent.gguf", first_three)
+    rows = [Row(7 * i % 200, "prompt" if i < 60 else "decode") for i in range(90)]
+    with Engine(path, EngineConfig(device, 100, ubatch_size=40)) as engine:
+        found = run(engine, 0, 0, rows[:60])
+        for position in range(60, 90):
+            found = run(engine, 0, position, rows[position : position + 1])
+        assert found == alone(engine, rows)
 
 
 @pytest.mark.parametrize("name", RECURRENT)

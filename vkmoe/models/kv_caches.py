@@ -97,7 +97,7 @@ class KvCaches(Closing):
         """
         self._device, self._spec, self._types = device, spec, plan.kv_types
         self._longest, self.n_regions, self._versions = longest, plan.n_regions, plan.n_versions
-        n_positions = plan.first_positions
+        n_positions, self._most = plan.first_positions, plan.ctx_size
         self._ropes: dict[RopeSpec, _RopeTable] = {}
         self._layers: list[_LayerCaches] = []
         try:
@@ -113,8 +113,9 @@ class KvCaches(Closing):
     @property
     def n_positions(self) -> int:
         """Count the positions of a region that every layer has room for."""
-        ropes = (held.n_positions for held in self._ropes.values())
-        return min(*ropes, *(held.n_positions for held in self._layers if held.n_positions))
+        found = [held.n_positions for held in self._ropes.values()]
+        found += [held.n_positions for held in self._layers if held.n_positions]
+        return min(found, default=self._most)
 
     @property
     def addresses(self) -> tuple[KvAddresses, ...]:

@@ -54,7 +54,7 @@ class ExpertMatrix:
     n_rows: int  # of one expert
     n_columns: int
     first: int = 0
-    pitch: int = 0  # 0: as many as it has itself
+    pitch: int = 0  # 0: its own rows alone
 
     @property
     def type(self) -> str:

@@ -155,37 +155,36 @@ class DeltaCase:
         Returns what comes out of each.
         """
         shape, n_rows = self.shape, len(rows) + 1
-        params = TensorRef(f"params of {n_rows}", param_words(n_rows))
-        widths = {"projected": shape.n_channels + 2 * shape.n_heads + BEHIND}
-        widths |= {"mixed": shape.mixed_words + 1, "out": shape.out_words + 2}
-        given, mixed, out = (
-            TensorRef(f"{name} of {n_rows}", n_rows * width, n_rows)
-            for name, width in widths.items()
-        )
-        program = Program(f"{n_rows} rows")
-        op = OpContext(program, self.tuning, "case", n_rows=n_rows)
-        n = shape.n_channels
-        projected = Projected(given, beta_offset=n, alpha_offset=n + shape.n_heads)
-        delta_inputs(op, shape, memory, projected, params, mixed)
-        split = self.split or choose_split(shape, self.tuning)
-        delta_step(op, shape, split, memory, mixed, params, out)
+        program, refs = self._program(memory, n_rows)
+        params, given, *left = refs
         words = np.full(params.n_words, SENTINEL, np.uint32)
         regions, positions = zip(*rows, strict=True)
         flags = (True,) * len(rows)
         pack_params(words.data, TokenBatch(positions, positions, regions, flags), 0, serial=1)
         values = np.full((n_rows, given.row_words), np.nan, np.float32)
         values[:-1] = [texts[region].projected[at] for region, at in rows]
-        left = runner.run(program, {params: words, given: values}, mixed, out)
-        for name, found, width in (
-            ("mixed", left[0], shape.mixed_words),
-            ("out", left[1], shape.out_words),
-        ):
-            found = found.reshape(n_rows, -1)
-            wanted = np.stack([getattr(texts[region], name)[at] for region, at in rows])
-            checks.close(name, found[:-1, :width].view(np.float32), wanted, 1.0, 2e-5)
-            checks.untouched(f"words behind {name}", found[:-1, width:])
-            checks.untouched(f"an inert row of {name}", found[-1])
-        return left[1].reshape(n_rows, -1)[:-1, : shape.out_words]
+        mixed, out = runner.run(program, {params: words, given: values}, *left)
+        of_rows = [texts[region].mixed[at] for region, at in rows]
+        _compare_rows(checks, "mixed", mixed, np.stack(of_rows))
+        _compare_rows(checks, "out", out, np.stack([texts[region].out[at] for region, at in rows]))
+        return out.reshape(n_rows, -1)[:-1, : shape.out_words]
+
+    def _program(self, memory: DeltaMemory, n_rows: int) -> tuple[Program, list[TensorRef]]:
+        """Make the program of so many rows; returns its tensors: inputs, then what it leaves."""
+        shape, n = self.shape, self.shape.n_channels
+        params = TensorRef(f"params of {n_rows}", param_words(n_rows))
+        widths = n + 2 * shape.n_heads + BEHIND, shape.mixed_words + 1, shape.out_words + 2
+        given, mixed, out = (
+            TensorRef(f"{name} of {n_rows}", n_rows * width, n_rows)
+            for name, width in zip(("projected", "mixed", "out"), widths, strict=True)
+        )
+        program = Program(f"{n_rows} rows")
+        op = OpContext(program, self.tuning, "case", n_rows=n_rows)
+        projected = Projected(given, beta_offset=n, alpha_offset=n + shape.n_heads)
+        delta_inputs(op, shape, memory, projected, params, mixed)
+        split = self.split or choose_split(shape, self.tuning)
+        delta_step(op, shape, split, memory, mixed, params, out)
+        return program, [params, given, mixed, out]
 
     def _compare_kept(
         self,
@@ -215,6 +214,15 @@ class DeltaCase:
             for at in range(max(0, ends[region] - shape.n_versions), ends[region]):
                 state = states[region, at % shape.n_versions]
                 checks.close("state", state, text.states[at], 1.0, 2e-5)
+
+
+def _compare_rows(checks: Checks, name: str, found: Words, wanted: NDArray[np.float64]) -> None:
+    """Compare the rows of a tensor, of which the last is inert, with a twin's [n_rows, width]."""
+    found = found.reshape(len(wanted) + 1, -1)
+    width = wanted.shape[1]
+    checks.close(name, found[:-1, :width].view(np.float32), wanted, 1.0, 2e-5)
+    checks.untouched(f"words behind {name}", found[:-1, width:])
+    checks.untouched(f"an inert row of {name}", found[-1])
 
 
 @dataclass(frozen=True)
