@@ -18,9 +18,16 @@ from vkmoe.gpu.device import Device
 from vkmoe.placement import remembered
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "K/N: of the tests marked full those alone that are in the K-th of N shares, from 0"
+    parser.addoption("--share", default="0/1", help=words)
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases are left out by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_to_ci(items)
+    left_out = take_share(items, *map(int, config.getoption("share").split("/")))
+    config.hook.pytest_deselected(items=left_out)
     put_in_order(items)
 
 
@@ -35,6 +42,22 @@ def leave_to_ci(items: list[pytest.Item]) -> None:
         (n_cases,) = cases[0].get_closest_marker("sample").args  # type: ignore[union-attr]
         for case in sorted(cases, key=lambda item: crc32(item.nodeid.encode()))[n_cases:]:
             case.add_marker(pytest.mark.full)
+
+
+def take_share(items: list[pytest.Item], index: int, n_shares: int) -> list[pytest.Item]:
+    """Keep the tests that are not marked full, and a share of the others, by a hash of their names.
+
+    Returns those that are left out. Days take turns, as all sweeps together take too long.
+    """
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("full")
+        and crc32(item.nodeid.encode()) % n_shares != index % n_shares
+    ]
+    others = set(map(id, left_out))
+    items[:] = [item for item in items if id(item) not in others]
+    return left_out
 
 
 def put_in_order(items: list[pytest.Item]) -> None:
