@@ -24,7 +24,7 @@ from vkmoe.engine import Engine
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.experts.store.memory_watch import Moves
 from vkmoe.gpu.device import Device
-from vkmoe.llm import demo_model_path
+from vkmoe.llm import LLM, demo_model_path
 
 pytestmark = pytest.mark.usefixtures("one_device")
 CHUNK = 1 << 18  # bytes: five experts
@@ -110,3 +110,19 @@ def test_two_replies_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     restless = Restless(monkeypatch, 1, refuses=False)
     found, _ = replies_with_drafts(**MOVING, host_pool="12MiB", miss="gather")
     assert found == wanted and all(restless.n_seen[name] for name in (*GIVES, *PLACES))
+
+
+def test_what_moves_is_silent_under_synchronisation_validation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Experts move to other slots while the caches grow, and chunks are freed and taken back."""
+    grow_in_steps(monkeypatch)
+    restless = Restless(monkeypatch, 2, refuses=False)
+    options: dict[str, Any] = {**MOVING, "host_pool": "12MiB", "miss": "gather"}
+    with LLM(demo_model_path(), validation=True, ctx_size=96, **options) as llm:
+        for n_tokens in (40, 4):
+            llm.generate([*range(1, n_tokens)], max_tokens=40, temp=0, ignore_eos=True)
+            llm.forget()
+            llm.engine.settle()
+        assert llm.engine.device.validation_messages() == []
+    assert all(restless.n_seen[name] for name in (*GIVES, *PLACES)), restless.n_seen
