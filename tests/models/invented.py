@@ -59,6 +59,7 @@ BIASED = replace(PLAIN, qkv_bias=True, output_bias=True, sinks=True)
 OAI = replace(EXPERTS, router_bias=True, biases=True, activation="swiglu_oai")
 LATENT = LatentSpec(4, kv_rank=256, nope_dim=64, value_dim=64, rope=RopeSpec(32, style="normal"))
 # What each kind of model has besides; layers of their programs are MOE unless a test says so.
+DELTA = DeltaNetSpec(2, 4, 64, 4, tiled=True)
 KINDS = {
     "olmoe": of_layers(
         SPEC,
@@ -74,6 +75,10 @@ KINDS = {
         SPEC,
         layers=(LayerSpec(replace(BIASED, window=16), OAI), LayerSpec(BIASED, OAI)) * 2,
     ),
+    "delta rule": of_layers(
+        SPEC, DELTA, *[replace(EXPERTS, shared_width=512, shared_gate=True)] * 4
+    ),
+    "gated": of_layers(SPEC, replace(ATTENTION, gated=True), *[EXPERTS] * 4),
     "deepseek2 lite": of_layers(SPEC, LATENT, *[replace(EXPERTS, shared_width=512)] * 4),
     "deepseek2": of_layers(
         SPEC,

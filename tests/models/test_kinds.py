@@ -20,6 +20,8 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.modes import Cache, ExpertMode, Resident
 
 GROUPED = ["qkv", "attention", "attention combine", "output"]
+GATED = ["qkv", "qkv", "attention", "attention combine", "gate", "output"]
+DELTA = ["qkv", "qkv", "inputs", "delta", "gate", "output"]
 LATENT = ["q/kv", "absorbed", "attention", "attention combine", "values", "output"]
 COMPRESSED = ["q/kv", "q norm", "q", *LATENT[1:]]
 ROUTED = ["router", "top-k", "gate/up", "down"]
@@ -28,6 +30,8 @@ LAYERS = {
     "olmoe": [*GROUPED, *ROUTED],
     "qwen2moe": [*GROUPED, *SHARED],
     "gpt-oss": [*GROUPED, *ROUTED],
+    "delta rule": [*DELTA, *SHARED],
+    "gated": [*GATED, *ROUTED],
     "deepseek2 lite": [*LATENT, *SHARED],
     "deepseek2": [*COMPRESSED, *SHARED],
 }
@@ -155,7 +159,10 @@ def test_memory_that_is_read_by_address_is_declared(kind: str) -> None:
     program = kind_program(kind, dense=1)
     for command in program.commands:
         assert isinstance(command, Dispatch)
-        if "layer" in command.label and not command.label.endswith("combine"):
+        without = command.kernel == "attention_combine" or (
+            command.kernel == "gate_heads" and kind == "gated"  # no norm
+        )
+        if "layer" in command.label and not without:
             assert any(item.resource == MEMORY for item in command.reads), command.label
 
 
