@@ -62,6 +62,7 @@ TINY = KernelShapes(  # a bit of everything
     mixers=(
         AttentionSpec(4, 2, 64, RopeSpec(64), "per_head"),
         LatentSpec(4, kv_rank=256, nope_dim=256, value_dim=64, rope=RopeSpec(32)),
+        DeltaNetSpec(2, 4, 64, 4, tiled=True),
     ),
     experts=ExpertSpec(8, 2, 256, shared_width=512),
     contexts=(64,),

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.facts import AttentionSpec, LatentSpec
+from vkmoe.facts import AttentionSpec, DeltaNetSpec, LatentSpec
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.attention import twins
@@ -232,7 +232,8 @@ def shapes_of(
     setup: Setup, kind: type[AttentionSpec | LatentSpec] | None = None
 ) -> Iterator[Shape]:
     """List the shapes of a model's attention, of one kind or of all, in each type of caches."""
-    mixers = [mixer for mixer in setup.shapes.mixers if kind is None or isinstance(mixer, kind)]
+    found = (mixer for mixer in setup.shapes.mixers if not isinstance(mixer, DeltaNetSpec))
+    mixers = [mixer for mixer in found if kind is None or isinstance(mixer, kind)]
     for kv_types, context, mixer in product(CACHES[:3], setup.shapes.contexts, mixers):
         yield shape_of(mixer, context, kv_types, eps=1e-6)
 
