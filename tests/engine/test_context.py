@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from vkmoe.facts import Heap
 from vkmoe.generate.loop import Generation
 from vkmoe.gpu import arena
 from vkmoe.gpu.device import Device
+from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.llm import LLM, demo_model_path
 from vkmoe.placement import experts, plan
 
@@ -198,6 +200,9 @@ def small_card(own_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Device, "__init__", opened)
     monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device: None)
+    # Kernels of a GPU take this driver ten times as long.
+    own = partial(replace, type="cpu")
+    monkeypatch.setattr("vkmoe.engine.tuning_for", lambda info, _: choose_tuning(own(info)))
     for module in (arena, experts):
         monkeypatch.setattr(module, "SLOT_CHUNK", 1 << 20)
 
@@ -229,6 +234,6 @@ def test_slots_give_memory_while_a_text_is_long_and_get_it_back(
         engine.settle()
         # All but what the last chunk of a layer's slots holds, for which the caches keep a part.
         of_chunk = arena.SLOT_CHUNK // cache_memory.span_bytes[0]
-        assert locations.capacities.sum() > before - of_chunk
+        assert locations.capacities.sum() >= before - of_chunk
         assert engine._caches.n_positions < n_most
         assert run(engine, n_most) == wanted

@@ -71,7 +71,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 def test_going_back_and_copying_change_no_bit(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +114,7 @@ def test_going_back_and_copying_change_no_bit(
 
 
 @pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.sample(2)
 def test_two_endings_of_one_prefix(name: str) -> None:
     """The prefix is computed once, and both replies are their own."""
     prefix, endings = [(7 * i + 3) % 200 for i in range(90)], ([5, 6, 7], [8, 9])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from vkmoe.experts.store.memory_watch import KEPT_FREE_BYTES
 from vkmoe.facts import DeviceInfo, Heap
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
+from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.llm import demo_model_path
 from vkmoe.placement.decide import MOST_ATTEMPTS
 from vkmoe.placement.memory import device_budget, margin_for
@@ -61,6 +63,9 @@ def discrete(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Device, "__init__", opened)
     monkeypatch.setattr("vkmoe.engine.link_of_misses", lambda device: None)
+    # Kernels of a GPU take this driver ten times as long.
+    own = partial(replace, type="cpu")
+    monkeypatch.setattr("vkmoe.engine.tuning_for", lambda info, _: choose_tuning(own(info)))
 
 
 @pytest.mark.parametrize("mebibytes", [20, 8, 2])
