@@ -222,11 +222,13 @@ def test_rows_of_one_sequence_see_each_other(engine: Engine) -> None:
 
 
 def test_a_copied_region_goes_on_as_the_one_it_is_of(engine: Engine) -> None:
+    """A recurrent one from where its state was copied: before the last row of a prompt."""
     tokens = tokens_of(engine.n_vocab)
     wanted = prompt(engine, tokens, [11, 24])
     engine.run(batch(tokens[::-1], 0, 30, 2))
-    engine.copy_region(0, 2, 11)
-    engine.run(batch(tokens, 11, 24, 2))
+    n_copied = engine.copy_region(0, 2, 11)
+    assert n_copied == 11 - engine.spec.is_recurrent
+    engine.run(batch(tokens, n_copied, 35 - n_copied, 2))
     assert_same_bits(engine.full_logits()[None], wanted[1:])
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.engine.test_context import grow_in_steps
 from tests.engine.tiny import RECURRENT, Tensor, lengthened, model_path, rewrite
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
@@ -75,7 +76,9 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_going_back_and_copying_change_no_bit(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While the caches of the other layers grow."""
     monkeypatch.setattr("vkmoe.engine.COPIED_EVERY", 8)
+    grow_in_steps(monkeypatch)
     options = WAYS[way]
     if "dense" in name and "expert_slots" in options:
         options = {}

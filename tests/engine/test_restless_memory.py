@@ -78,7 +78,7 @@ WAYS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "read at home": (MOVING, {*GIVES, *GROWTH, "refused expert slots"}),
     "from the file": (
         {**MOVING, "host_pool": "12MiB", "miss": "gather"},
-        {*GIVES, *PLACES, *GROWTH, "refused expert slots", "refused expert pool"},
+        {*GIVES, *PLACES, *GROWTH, "refused expert pool"},
     ),
     "exchanging": ({**MOVING, "host_pool": "30MiB"}, {*GIVES, *GROWTH}),
     "stepped": ({**MOVING, "executor": "stepped", "host_pool": "12MiB"}, {*GIVES, *PLACES}),

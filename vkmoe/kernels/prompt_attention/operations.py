@@ -57,6 +57,7 @@ PROMPT_ATTENTION = kernel(
 GPU_LANES = 128  # which every device takes
 BLOCK, CHUNK = 32, 8  # positions and vec4s of a row that prompt_tile.glsl stages at once
 # Sums of a lane on GPUs: what every compiler has registers for beside what it decodes.
+WIDE_VALUES = 256  # dims
 LANE_SUMS, LANE_SUMS_OF_MORE = 32, 16
 CPU_LANES, CPU_COLUMNS = 8, 8  # at most
 THREAD_COLUMNS = 32  # of CPU threads, which share what is read of the cache
@@ -100,7 +101,9 @@ def choose_tiling(shape: Shape, tuning: Tuning) -> PromptTiling:
         columns = max(1, min(CPU_COLUMNS, CPU_LATENT_UNITS // lane_units))
         return PromptTiling(CPU_LANES, columns, tuning.walk_suffix)
     lanes_of_unit = _power_of_two(GPU_LANES // value_units)
-    lane_sums = LANE_SUMS if set(shape.kv_types) == {"f16"} else LANE_SUMS_OF_MORE
+    # Rows of 256 dims take registers, too: with more sums Tiger Lake's compiler spills.
+    few = set(shape.kv_types) != {"f16"} or shape.value_dim == WIDE_VALUES
+    lane_sums = LANE_SUMS_OF_MORE if few else LANE_SUMS
     columns = min(32, lanes_of_unit * lane_sums // UNIT_DIMS)
     words = 4 * (CHUNK + 1) * (2 * columns + BLOCK) + 5 * columns
     assert 4 * words <= SHARED_BYTES, (shape, columns)
