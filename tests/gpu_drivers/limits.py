@@ -100,8 +100,9 @@ def worse(found: Mapping[str, Figures], stored: Mapping[str, Figures]) -> Iterat
 def kernel_of(row: Compiled) -> str:
     """The kernel of a family, whatever its type; those of several columns are others."""
     of_batch = OF_BATCH if row.family.endswith(OF_BATCH) else ""
-    is_wide = row.family == "attention" and "head_dim=256 " in row.name
-    return row.family.partition(".")[0] + of_batch + " of wide heads" * is_wide
+    kernel = row.family.partition(".")[0]
+    is_wide = kernel == "attention" and "head_dim=256 " in row.name
+    return kernel + of_batch + " of wide heads" * is_wide
 
 
 def beyond(rows: Iterable[Compiled], gpu: str) -> Iterator[str]:
