@@ -18,7 +18,7 @@ from vkmoe.facts import RING_ROWS, DeltaNetSpec
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
-from vkmoe.kernels.comparison import Checks, Words
+from vkmoe.kernels.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
 from vkmoe.kernels.recurrent import twins
@@ -226,6 +226,44 @@ def _compare_rows(checks: Checks, name: str, found: Words, wanted: NDArray[np.fl
 
 
 @dataclass(frozen=True)
+class DecaysCase(KernelCase):
+    """Checks delta_step with a decay for each row of a state, over the first rows of a text."""
+
+    tuning: Tuning
+    shape: DeltaShape
+    n_rows: int = 5
+
+    def prepare(self, runner: Runner) -> Prepared:
+        shape, rng, n = self.shape, np.random.default_rng(0), self.n_rows
+        heads, dim, keys = shape.n_heads, shape.head_dim, shape.n_key_heads
+        given = rng.normal(0, 0.3, (n, shape.mixed_words)).astype(np.float32)
+        gates = given[:, shape.n_channels :]
+        gates[:] = rng.uniform(0.1, 1.0, gates.shape)
+        memory = DeltaMemory(0, runner.place(np.zeros(shape.states_bytes, np.uint8)), 0, 0, 0)
+        params = TensorRef("params", param_words(n))
+        mixed, out = TensorRef("mixed", given.size, n), TensorRef("out", n * shape.out_words, n)
+        program = Program("decays")
+        op = OpContext(program, self.tuning, "case", n_rows=n)
+        delta_step(op, shape, choose_split(shape, self.tuning), memory, mixed, params, out)
+        words, rows = np.empty(params.n_words, np.uint32), tuple(range(n))
+        pack_params(words.data, TokenBatch(rows, rows, (0,) * n, (True,) * n), 0, serial=1)
+        state, wanted = np.zeros((heads, dim, dim)), []
+        for row in given:
+            parts = row[: shape.n_channels].reshape(-1, dim)
+            of_head = np.arange(heads) % keys
+            q, k, v = parts[of_head], parts[keys + of_head], parts[2 * keys :]
+            decays, beta = np.split(row[shape.n_channels :], [heads * dim])
+            left, state = twins.delta_step(q, k, v, decays.reshape(heads, dim), beta, state)
+            wanted.append(left.ravel())
+
+        def compare(checks: Checks, found: Sequence[Words]) -> None:
+            values = found[0].reshape(n, -1).view(np.float32)
+            checks.close("out", values, np.array(wanted), 1.0, 2e-5)
+
+        return Prepared(program, (out,), [({params: words, mixed: given}, compare)])
+
+
+@dataclass(frozen=True)
 class GateCase(RowCase):
     """Checks gates of some heads; `normed`: behind a norm."""
 
@@ -268,6 +306,13 @@ def _delta(setting: Setting) -> Iterator[Trial]:
         yield Trial(f"{shape.n_heads} heads of {shape.head_dim}, {split}", [case.run])
 
 
+def _step(setting: Setting) -> Iterator[Trial]:
+    """Compare as above, and with a decay for each row of a state."""
+    yield from _delta(setting)
+    shape = replace(SMALL, n_decays=SMALL.head_dim)
+    yield trial(DecaysCase(setting.tuning, shape), what="a decay for each row")
+
+
 def _gates(setting: Setting) -> Iterator[Trial]:
     kinds: tuple[Gate, ...] = ("silu", "sigmoid")
     for gate in kinds:
@@ -304,6 +349,6 @@ def _gate_works(setup: Setup) -> Iterator[Work]:
 
 FAMILIES = {
     "delta_inputs": Family(_delta, _delta_works, "reduce_suffix"),
-    "delta_step": Family(_delta, _delta_works),
+    "delta_step": Family(_step, _delta_works),
     "gate_heads": Family(_gates, _gate_works, "reduce_suffix"),
 }
