@@ -45,6 +45,25 @@ def test_an_expert_in_a_slot_leaves_the_pool_first(make: MakeRig) -> None:
     assert not here[[0, 1]].all(), "twice in memory while others were read again"
 
 
+def test_no_place_is_freed_or_left_while_it_is_read_into(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expert that was guessed at may still be on its way from the file."""
+    monkeypatch.setattr("vkmoe.gpu.arena.SLOT_CHUNK", 1024)
+    rig = make(0, 10)
+    pool = rig.cache.pool
+    assert pool is not None
+    rng = np.random.default_rng(4)
+    for _ in range(3):
+        absent = np.flatnonzero(~pool.locations.resident)
+        pool.want(absent[:2], np.zeros(SPACE.n_keys, np.bool_))
+        assert pool.locations.any_arriving
+        assert rig.cache.give_back_places(1)[0] > 0
+        assert not pool.locations.any_arriving
+        rig.cache.check_integrity()
+        rig.stepped_token(random_routing(rng, 0.0))
+
+
 def test_what_is_in_neither_tier_has_no_address(make: MakeRig) -> None:
     rig = make(0, N_USED)
     rng = np.random.default_rng(1)

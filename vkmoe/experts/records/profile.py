@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
@@ -79,9 +78,11 @@ def profiled_model(
     parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
     experts = asdict(spec.experts)
     del experts["activation"]  # the architecture fixes it
-    mixers = (mixer for mixer in spec.mixers if not isinstance(mixer, DeltaNetSpec))
-    heads = [[each.n_heads, each.n_kv_heads, each.query_dim] for each in mixers][:1]
-    sizes = [spec.n_layers, spec.width, spec.n_vocab, *chain.from_iterable(heads)]
+    heads: list[int] = []  # of the first attention, if there is any
+    for mixer in spec.mixers:
+        if not heads and not isinstance(mixer, DeltaNetSpec):
+            heads = [mixer.n_heads, mixer.n_kv_heads, mixer.query_dim]
+    sizes = [spec.n_layers, spec.width, spec.n_vocab, *heads]
     text = json.dumps([spec.architecture, spec.name, sizes, experts, parts], sort_keys=True)
     return ProfiledModel(
         spec.architecture,

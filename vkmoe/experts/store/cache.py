@@ -308,6 +308,7 @@ class ExpertCache:
         """
         assert self.pool is not None
         self._end_copies()
+        self.pool.end_reads()
         slots, n_slots, n_freed = self.pool.tier.slots, 0, 0
         while n_freed < n_bytes and (able := [*filter(self.pool.can_free, slots.last_chunks())]):
             if not self.pool.clear(able[0], self._publish):

@@ -390,6 +390,11 @@ class HostPool:
             self._n_hinted += len(moves)
             self._guessed.update(move.key for move in moves)
 
+    def end_reads(self) -> None:
+        """Wait for the reads under way, and take back those that wait. Raises DeviceLostError."""
+        self.tier.collect(wait=True)
+        self.tier.cancel(np.zeros(self.space.n_keys, np.bool_))
+
     def can_free(self, numbers: Keys) -> bool:
         """Return whether a layer has as many host slots as it needs without these."""
         at_once = min(self.residency.n_at_once, self.space.n_experts)
