@@ -11,6 +11,10 @@ Per model two files: `NAME.gguf` and `NAME.npz` with
     router_margin  float32 [MoE layers, n_tokens], score of the last chosen expert (or group) less
                    that of the first one left out; infinite where every expert is used (MoE only)
     ctx_size       int, the context the logits hold for, where it changes them
+    guess_logits   float32 [n_tokens - 1, vocabulary], of the layer that guesses tokens ahead: row i
+                   is behind token i + 1, by that token and the state of token i
+    further_logits float32 [vocabulary], of the same layer behind the likeliest token of its last
+                   row, by that token and the state that it left there
 Seeds are searched for until no margin is below MIN_MARGIN, so that rounding cannot flip a choice.
 
 Needs torch, transformers, gguf and numpy; no test needs the first two.  In the repository's root:
@@ -79,9 +83,45 @@ def expected(
                 np.testing.assert_array_equal(np.sort(choices[-1].ids), np.sort(theirs))
         result["router_ids"] = np.stack([choice.ids for choice in choices])
         result["router_margin"] = np.stack([choice.margin for choice in choices])
+    if getattr(model, "ahead", False):
+        found = guesses(model, weights, network, tokens)
+        result |= dict(zip(("guess_logits", "further_logits"), found, strict=True))
     if model.ctx_size:
         result["ctx_size"] = np.array(model.ctx_size, np.int32)
     return result
+
+
+def guesses(
+    model: Any, weights: Weights, network: Any, tokens: NDArray[np.int32]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What the layer that guesses tokens ahead gives, as a network of one layer; then further.
+
+    In float64: behind all other layers and three more norms, transformers' own float32 is not near
+    enough. Changes `network` to it.
+    """
+    torch = import_module("torch")
+    one, one_weights, inputs = model.guesses(weights)
+    network.double()
+    guessing = network_of(one, one_weights).double()
+    ids = torch.from_numpy(tokens[None].astype(np.int64))
+
+    def run(following: NDArray[Any], states: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The states that the layer leaves, and the logits."""
+        embedded = one_weights["token_embd.weight"][following].astype(np.float64)
+        both = [
+            rows / np.sqrt((rows**2).mean(-1, keepdims=True) + model.eps) * inputs[f"{gain}.weight"]
+            for gain, rows in (("enorm", embedded), ("hnorm", states))
+        ]
+        joined = np.concatenate(both, axis=1) @ inputs["eh_proj.weight"].T
+        left = guessing.model(inputs_embeds=torch.from_numpy(joined[None])).last_hidden_state
+        return left[0].numpy(), guessing.lm_head(left)[0].numpy()
+
+    with torch.no_grad():
+        states = network.model(ids).last_hidden_state[0, :-1].numpy()
+        left, logits = run(tokens[1:], states)
+        further = [*tokens[1:], logits[-1].argmax()], np.concatenate([states, left[-1:]])
+        found = logits, run(*map(np.asarray, further))[1][-1]
+        return found[0].astype(np.float32), found[1].astype(np.float32)
 
 
 def make(model: TinyModel, folder: Path) -> None:

@@ -18,7 +18,7 @@ ExpertsIn = Literal["device", "host", "cache", "cpu"]
 ModeName = Literal["resident", "cache", "hybrid", "cpu"]
 MissWay = Literal["read", "gather"]
 TuningSource = Literal["remembered", "table"]
-DraftWay = Literal["none", "lookup"]
+DraftWay = Literal["none", "lookup", "mtp"]
 CopyTiming = Literal["overlap", "wait"]
 SlotSharing = Literal["layer", "global"]
 

@@ -38,6 +38,7 @@ from vkmoe.option_fields import (
 )
 
 MAX_THREADS = 512
+MAX_DRAFT_TOKENS = 7  # with the token before them, as many rows as are decoded together
 MAX_ROWS = 2048  # of a batch: one workgroup sorts the experts of all
 
 
@@ -207,10 +208,23 @@ class EngineConfig:
         minimum=1,
         maximum=MAX_THREADS,
     )
-    draft: DraftWay = option(
-        "none",
-        "Guess the next tokens from where the last ones stood before in the text (lookup), and "
-        "verify several at once: the same text, sooner where it repeats itself.",
+    draft: Literal["auto", DraftWay] = option(
+        "auto",
+        "Guess the next tokens and verify several at once: the same text, sooner. They are guessed "
+        "by a layer that a model's file has for this (mtp), or from where the last ones stood "
+        "before in the text (lookup). By default (auto) it is mtp where that is predicted to pay.",
+    )
+    draft_tokens: int = option(
+        1,
+        "Most tokens that --draft mtp guesses at a time. Each brings experts of its own.",
+        minimum=1,
+        maximum=MAX_DRAFT_TOKENS,
+    )
+    draft_model: str | None = option(
+        None,
+        "The file with the layer that --draft mtp guesses by. Default: the model's own, or a file "
+        "called mtp-*.gguf beside it that was made with it.",
+        metavar="FILE",
     )
     validation: bool = option(
         False,
@@ -423,6 +437,16 @@ class EngineConfig:
         if self.cpu_moe is not None and (self.cpu_moe or self.expert_mode == "auto"):
             return self.written("cpu_moe")
         return self.written("expert_mode")
+
+    @property
+    def verifies(self) -> bool:
+        """Say whether guesses are verified; with `auto` that is not decided yet."""
+        return self.draft not in ("auto", "none")
+
+    @property
+    def n_guesses(self) -> int:
+        """Return how many tokens a layer of the model guesses at a time."""
+        return self.draft_tokens if self.draft == "mtp" else 0
 
     @property
     def slots_option(self) -> str:

@@ -24,6 +24,7 @@ from vkmoe.cpu.device import CpuDevice
 from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.devices import open_device
 from vkmoe.errors import OutOfMemoryError
+from vkmoe.execute.ahead import AheadPrograms
 from vkmoe.execute.context_memory import ContextMemory
 from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.expert_memory import ExpertMemory
@@ -43,6 +44,7 @@ from vkmoe.gpu.program import Program
 from vkmoe.interrupts import at_checkpoints, checkpoint
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile, open_model
+from vkmoe.models.ahead import AheadDecoder
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.kv_caches import KvCaches
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
@@ -85,7 +87,7 @@ class Engine(Closing):
         """
         with ExitStack() as kept:
             opened = model if isinstance(model, ModelFile) else open_model(model)
-            self.model = kept.enter_context(opened)
+            self._opened = self.model = kept.enter_context(opened)
             self.spec: ModelSpec = opened.spec
             self._choice = choice
             asked, refusals = config, list[OutOfMemoryError]()
@@ -142,12 +144,14 @@ class Engine(Closing):
             decision = decide_with(
                 self._choice,
                 config,
-                lambda asked: decide(asked, self.model, info, tuning, choosing, overlaps),
+                lambda asked: decide(asked, self._opened, info, tuning, choosing, overlaps),
             )
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
             self.prediction = decision.candidates[0].prediction
             self._refused = decision
+            self.model = self._opened.guessing() if self.plan.n_guesses else self._opened
+            self.spec = self.model.spec
             self._longest = config.ctx_size or self.spec.context_length
             self.cpu: CpuDevice | None = None  # beside the device
             if decision.cpu is not None:
@@ -192,12 +196,35 @@ class Engine(Closing):
             worker = enter(CpuWorker(self._backend, self.cpu, decision.cpu, loaded.cpu))
         programs = TokenPrograms(self._backend, self._decoder(), plan.executor, speed, worker)
         self._programs = enter(programs)
+        self._ahead_weights = loaded.ahead
+        self._ahead = self._make_ahead()
         self._stop_before_freeing(memory)
 
     def _decoder_of(self, memory: ExpertMemory, loaded: LoadedWeights) -> Decoder:
         """Make what builds programs for memory as it is now."""
-        weights, caches = memory.extend(loaded), self._caches.addresses
+        weights, caches = memory.extend(loaded), self._caches.addresses[: self.spec.n_layers]
         return Decoder(self.spec, self.tuning, weights, self.workspace, caches, self.plan.mode)
+
+    def _make_ahead(self) -> AheadPrograms | None:
+        """Make the programs of guesses for memory as it is now; None: nothing guesses."""
+        weights, ahead = self._ahead_weights, self.spec.ahead
+        if weights is None or ahead is None:
+            return None
+        decoder = AheadDecoder(
+            self.spec.of_ahead,
+            self.tuning,
+            weights.model,
+            self.workspace,
+            self._caches.addresses[self.spec.n_layers :],
+            ahead=weights,
+            state_normed=ahead.state_normed,
+        )
+        return AheadPrograms(self._backend, self._programs, decoder)
+
+    def _renew(self) -> None:
+        """Record all programs anew, as the caches have moved."""
+        self._programs.renew(self._decoder())
+        self._ahead = self._make_ahead()
 
     def _stop_before_freeing(self, memory: ExpertMemory) -> None:
         """Stop submits and threads before the memory that they may use is freed."""
@@ -222,7 +249,7 @@ class Engine(Closing):
             moved = self._context.grow(n_positions, self._ends)
         finally:  # where memory ends, caches of some layers may have moved
             if moved:
-                self._programs.renew(self._decoder())
+                self._renew()
 
     @property
     def n_vocab(self) -> int:
@@ -325,6 +352,26 @@ class Engine(Closing):
         """
         return self._programs.run_head(first, self._experts)
 
+    @property
+    def n_guesses(self) -> int:
+        """Return how many tokens a layer guesses ahead at a time; 0: there is none."""
+        return self.plan.n_guesses
+
+    @at_checkpoints()
+    def guess(
+        self, following: Sequence[int], wanted: Sequence[bool], n_tokens: int
+    ) -> list[list[int]]:
+        """Guess up to `n_tokens` behind rows of the last batch, for each that is `wanted`.
+
+        `following` has the token behind each row, and any where a row was a wrong guess. Raises
+        DeviceLostError. Must hold: `n_guesses`; no other batch, and no other head, ran since.
+        """
+        assert self._ahead is not None
+        batch = self._programs.batch._replace(
+            tokens=tuple(following), wants_logits=tuple(wanted), later=()
+        )
+        return self._ahead.guess(batch, n_tokens, self._caches.n_positions)
+
     def run_token(self, token: int, position: int, with_logits: bool = True) -> TopLogits | None:
         """Process one token. Returns the largest logits, or None without logits."""
         return self.run(TokenBatch.one(token, position, with_logits)).top
@@ -414,7 +461,7 @@ class Engine(Closing):
         if self.cache is not None:
             self.cache.settle()
         if self._context.shrink(self._ends):
-            self._programs.renew(self._decoder())
+            self._renew()
 
     def history(self) -> History:
         """Return the uses of experts so far, those of earlier runs included."""

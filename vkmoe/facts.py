@@ -6,7 +6,7 @@ asked for is in config.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
@@ -310,6 +310,18 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class AheadSpec:
+    """Describes the layer that guesses the token after the next one (multi-token prediction,
+    DeepSeek-V3, arXiv:2412.19437, section 2.2).
+
+    It reads the state that the last layer left of a token, and the embedding of the next token.
+    """
+
+    layer: LayerSpec
+    state_normed: bool = True  # the state is normed as for the output matrix before it is read
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Describes the shape of a model, read from its file; sizes in elements."""
 
@@ -321,16 +333,28 @@ class ModelSpec:
     norm_eps: float
     tied_embeddings: bool
     layers: tuple[LayerSpec, ...]
-    n_ahead_layers: int = 0  # behind the others, to guess tokens ahead with: they are left out
+    n_ahead_layers: int = 0  # of the file, behind the others
+    ahead: AheadSpec | None = None  # the first of these; None: nothing is guessed with it
 
     @property
     def n_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def kept_layers(self) -> tuple[LayerSpec, ...]:
+        """List the layers that keep something of sequences: the one that guesses is the last."""
+        return self.layers if self.ahead is None else (*self.layers, self.ahead.layer)
+
+    @cached_property
+    def of_ahead(self) -> ModelSpec:
+        """Describe the layer that guesses as a model. Must hold: there is one."""
+        assert self.ahead is not None, self.name
+        return replace(self, layers=(self.ahead.layer,), ahead=None)
+
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
         """List each kind of mixer once, in the order of the first layer that has it."""
-        return tuple(dict.fromkeys(layer.mixer for layer in self.layers))
+        return tuple(dict.fromkeys(layer.mixer for layer in self.kept_layers))
 
     @cached_property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -358,9 +382,9 @@ class ModelSpec:
     def picks(self, moe_layer: int) -> bool:
         """Say whether a prompt's rows need the experts of a MoE layer only where they want logits.
 
-        So it is in the last layer: nothing but the head reads what rows become there.
+        So it is in the last layer, where nothing but the head reads what rows become there.
         """
-        return self.moe_layers[moe_layer] == self.n_layers - 1
+        return self.moe_layers[moe_layer] == self.n_layers - 1 and self.ahead is None
 
     @property
     def experts(self) -> ExpertSpec | None:
@@ -410,6 +434,8 @@ class WeightBytes:
     copied: int = 0  # that they cannot read there
     file_spans: tuple[SpanInFile, ...] = ()  # in each MoE layer, where the CPU computes experts
     layer_pieces: tuple[int, ...] = ()  # how many of `pieces` each layer has; the first has none
+    ahead: int = 0  # of the layer that guesses tokens, which the trunk has
+    ahead_experts: int = 0  # of these
 
     @property
     def trunk(self) -> int:
@@ -514,6 +540,7 @@ class MemoryPlan:
     n_regions: int = 1  # of the KV cache, one for each sequence
     n_versions: int = 1  # of a recurrent state, which a sequence keeps
     n_state_copies: int = 0  # in host memory, at most
+    n_guesses: int = 0  # tokens that a layer of the model guesses ahead at a time
     first_positions: int = 0  # of each region, that the KV cache begins with
     spare_bytes: int = 0  # of the device, which nothing uses at the start
     gives_slots: bool = False  # to the KV cache, when that grows

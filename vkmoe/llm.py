@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import Phase
+from vkmoe.choices import DraftWay
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
@@ -62,6 +63,7 @@ from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.interrupts import acquired, at_checkpoints
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
+from vkmoe.models.ahead_file import with_ahead
 from vkmoe.weights.placer import Progress
 
 if TYPE_CHECKING:
@@ -141,6 +143,8 @@ class LLM(Closing):
         with ExitStack() as unless_loaded:
             unless_loaded.callback(model.close)
             self._config = config
+            model = with_ahead(model, config)
+            unless_loaded.callback(model.close)
             self.tokenizer = read_tokenizer(model)
             records = RecordKeeper(config, model.spec, model.expert_tensors)
             choice = choose_mode(model, config, self.tokenizer.encode, progress)
@@ -148,7 +152,8 @@ class LLM(Closing):
             unless_loaded.pop_all()
         self._records: RecordKeeper | None = records
         self.runner: BatchRunner = self.engine
-        self.scheduler = Scheduler(self.runner, config.draft)
+        guesses: DraftWay = "mtp" if self.engine.n_guesses else "none"
+        self.scheduler = Scheduler(self.runner, "lookup" if config.draft == "lookup" else guesses)
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
         self._turn = threading.Lock()  # its holder alone uses engine and scheduler

@@ -5,6 +5,8 @@ Any mistake in positions, regions, kinds of rows or neighbours changes what it s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,11 +33,13 @@ class FakeModel:
         habit: float = 0.0,
         stops_at: int = 1,
         n_vocab: int = N_VOCAB,
+        n_guesses: int = 0,
     ) -> None:
         self.n_regions, self.ctx_size = n_regions, ctx_size
         self.max_decode_rows, self.prompt_rows = max_decode_rows, prompt_rows
         self.max_logit_rows, self.max_drafted = max_decode_rows, max_decode_rows - 1
         self.most_positions = ctx_size  # that memory has room for
+        self.n_guesses, self.n_guessed = n_guesses, 0
         self._habit, self._stops_at, self._n_vocab = habit, stops_at, n_vocab
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
         self.batches: list[TokenBatch] = []
@@ -58,13 +62,13 @@ class FakeModel:
             rows.append(hash((rows[-1] if rows else 0, token, batch.phase == "prompt")))
             if wants:
                 self._logits.append(self._logits_after(rows[-1], token))
-        self._prompt = (batch, [self.rows[region][position] for position, region in
+        self._last = (batch, [self.rows[region][position] for position, region in
                                 zip(batch.positions, batch.sequences, strict=True)])  # fmt: skip
         routing = np.zeros((len(batch.tokens), 0, 0), np.uint32)
         return RunResult(routing, None, tuple(map(_top, self._logits[: self.max_logit_rows])))
 
     def run_head(self, first: int) -> tuple[TopLogits, ...]:
-        batch, rows = self._prompt
+        batch, rows = self._last
         assert batch.phase == "prompt", batch
         assert 0 <= first < sum(batch.wants_logits), (batch, first)
         found = zip(rows, batch.tokens, batch.wants_logits, strict=True)
@@ -72,6 +76,23 @@ class FakeModel:
         self._logits = logits[first : first + self.max_logit_rows]
         self.heads.append(len(self._logits))
         return tuple(map(_top, self._logits))
+
+    def guess(
+        self, following: Sequence[int], wanted: Sequence[bool], n_tokens: int
+    ) -> list[list[int]]:
+        """Guess the likeliest tokens, and at times another one."""
+        batch, rows = self._last
+        assert len(following) == len(wanted) == len(batch.tokens) and n_tokens == self.n_guesses
+        found = []
+        for row, token, wants in zip(rows, following, wanted, strict=True):
+            guesses: list[int] = []
+            while wants and len(guesses) < n_tokens:
+                row = hash((row, token, False))
+                token = int(self._logits_after(row, token).argmax()) ^ (row % 7 == 0)
+                guesses.append(token)
+            found += [guesses] * wants
+        self.n_guessed += len(found)
+        return found
 
     def full_logits(self, index: int) -> NDArray[np.float32]:
         return self._logits[index]

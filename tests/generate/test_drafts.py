@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vkmoe.generate.scheduler import LookUp
+from vkmoe.generate.drafts import LookUp
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 from tests.generate.fake_model import FakeModel
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
+from vkmoe.choices import DraftWay
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import OutOfMemoryError, VkmoeError
 from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
@@ -100,9 +101,12 @@ def test_every_reply_equals_the_one_generated_alone(seed: int, tiny_tokenizer: T
     """Random arrivals, cancellations and ends over four regions; some go on from a reply."""
     draw = random.Random(seed)
     options: dict[str, Any] = {"habit": draw.choice([0.0, HABIT])}
-    stops_at = draw.choice([1, 1, 4])
-    model = FakeModel(4, prompt_rows=draw.choice([1, 3, 16]), stops_at=stops_at, **options)
-    scheduler = Scheduler(model, "lookup" if seed % 2 else "none")
+    stops_at, n_guesses = draw.choice([1, 1, 4]), draw.choice([1, 3])
+    model = FakeModel(
+        4, prompt_rows=draw.choice([1, 3, 16]), stops_at=stops_at, n_guesses=n_guesses, **options
+    )
+    ways: tuple[DraftWay, ...] = ("none", "lookup", "mtp")
+    scheduler = Scheduler(model, ways[seed % 3])
     prefixes = [[draw.randrange(256) for _ in range(50)] for _ in range(3)]
     asked: list[tuple[Request, Generation]] = []
     for _ in range(60):
@@ -145,16 +149,18 @@ def test_drafts_change_neither_text_nor_draws(
     sampling = SamplingConfig(temp=temp, top_k=0, top_p=1, min_p=0, seed=3)
     request = Request((1, 2, 3), sampling, ignore_eos=True)
     found, n_batches, statistics = {}, {}, {}
-    for draft in ("none", "lookup"):
-        model = FakeModel(1, ctx_size=256, habit=habit)
+    drafts: tuple[DraftWay, ...] = ("none", "lookup", "mtp")
+    for draft in drafts:
+        model = FakeModel(1, ctx_size=256, habit=habit, n_guesses=2)
         scheduler = Scheduler(model, draft)
         generation = begin(scheduler, request, tiny_tokenizer, 256)
         finish(scheduler)
         found[draft], n_batches[draft] = reply_of(generation), len(model.batches)
         statistics[draft] = generation.statistics(0)
-    assert found["none"] == found["lookup"]
-    assert n_batches["lookup"] < 0.8 * n_batches["none"], "few drafts were accepted"
-    check_drafts(statistics["lookup"])
+    for draft in drafts[1:]:
+        assert found["none"] == found[draft]
+        assert n_batches[draft] < 0.8 * n_batches["none"], "few drafts were accepted"
+        check_drafts(statistics[draft])
     assert statistics["none"].n_drafted_tokens == statistics["none"].accepted_per_step == 0
 
 

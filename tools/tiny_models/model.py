@@ -60,6 +60,10 @@ class TinyModel:
         return f"{self.hf_kind}Config"
 
     @property
+    def layers_in_file(self) -> int:
+        return self.layers
+
+    @property
     def rope_parameters(self) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": 10000.0} | self.rope
 
@@ -129,7 +133,7 @@ class TinyModel:
 
     def add_metadata(self, writer: gguf.GGUFWriter) -> None:
         """Add the keys below the architecture's prefix."""
-        writer.add_block_count(self.layers)
+        writer.add_block_count(self.layers_in_file)
         writer.add_context_length(self.context)
         writer.add_embedding_length(self.hidden)
         self.add_counts(writer)

@@ -7,7 +7,7 @@ has neighbouring heads of values; converters of the first two put these into tur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gguf
@@ -39,6 +39,10 @@ class Qwen35(TinyModel):
     """The file lists the layers that are recurrent, as newer ones do."""
     fused: bool = False
     """The file has gate and up of the experts in one tensor."""
+    ahead: bool = False
+    """Behind the layers is one that guesses tokens, with attention."""
+    own_head: bool = False
+    """That layer has an embedding, an output matrix and the norm before it of its own."""
 
     @property
     def architecture(self) -> str:
@@ -57,13 +61,33 @@ class Qwen35(TinyModel):
         return super().rope_parameters | {"partial_rotary_factor": self.rotary}
 
     @property
+    def layers_in_file(self) -> int:
+        return self.layers + self.ahead
+
+    @property
     def ratio(self) -> int:
         """How many heads of values a key head has."""
         return self.value_heads // self.key_heads
 
+    def draw(self, seed: int) -> Weights:
+        weights = super().draw(seed)
+        if not self.ahead:
+            return weights
+        draw, hidden, shape = Draw(seed + 1), self.hidden, weights["token_embd.weight"].shape
+        block = self.block(draw, self.layers) | {
+            "nextn.eh_proj.weight": draw.matrix(hidden, 2 * hidden, gain=2.0),
+            "nextn.enorm.weight": draw.norm(hidden),
+            "nextn.hnorm.weight": draw.norm(hidden),
+        }
+        if self.own_head:
+            block["nextn.shared_head_norm.weight"] = draw.norm(hidden)
+            block["nextn.embed_tokens.weight"] = draw.matrix(*shape, gain=4.0)
+            block["nextn.shared_head_head.weight"] = draw.matrix(*shape, gain=4.0)
+        return weights | {f"blk.{self.layers}.{key}": value for key, value in block.items()}
+
     def block(self, draw: Draw, layer: int) -> Weights:
         block = super().block(draw, layer)
-        if layer not in self.full:
+        if layer not in (*self.full, self.layers):
             block = {key: value for key, value in block.items() if not key.startswith("attn")}
             block |= self.delta_rule(draw)
         norm = {"post_attention_norm.weight": block.pop("ffn_norm.weight")}
@@ -155,17 +179,39 @@ class Qwen35(TinyModel):
         prefix = self.architecture
         if self.listed:
             recurrent = [layer not in self.full for layer in range(self.layers)]
+            recurrent += [False] * self.ahead
             writer.add_array(f"{prefix}.attention.recurrent_layers", recurrent)
         else:
             writer.add_uint32(f"{prefix}.full_attention_interval", self.full[0] + 1)
         if not self.next:
             writer.add_array(f"{prefix}.rope.dimension_sections", [2, 1, 1, 0])
+        if self.ahead:
+            writer.add_nextn_predict_layers(1)
 
     def add_routing(self, writer: gguf.GGUFWriter) -> None:
         writer.add_expert_feed_forward_length(self.ff)
         writer.add_expert_shared_feed_forward_length(self.shared)
 
     # ----- as transformers has them -----
+
+    def guesses(self, weights: Weights) -> tuple[TinyModel, Weights, Weights]:
+        """The layer that guesses as a model of one layer, its weights, and how its input is made.
+
+        The last have names without prefixes.
+        """
+        prefix, one = f"blk.{self.layers}.", replace(self, layers=1, full=(0,), ahead=False)
+        own = {k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)}
+        embeddings, output = "token_embd.weight", "output.weight"
+        found = {name: weights[name] for name in (embeddings, output) if name in weights}
+        found["output_norm.weight"] = weights["output_norm.weight"]
+        if self.own_head:
+            one = replace(one, tied=False)
+            found[embeddings] = own["nextn.embed_tokens.weight"]
+            found[output] = own["nextn.shared_head_head.weight"]
+            found["output_norm.weight"] = own["nextn.shared_head_norm.weight"]
+        found |= {f"blk.0.{k}": x for k, x in own.items() if not k.startswith("nextn.")}
+        inputs = {k.removeprefix("nextn."): x for k, x in own.items() if k.startswith("nextn.")}
+        return one, found, inputs
 
     def hf_options(self) -> dict[str, Any]:
         kinds = ("linear_attention", "full_attention")
@@ -236,10 +282,10 @@ class Qwen35(TinyModel):
 
 MODELS = (
     Qwen35("qwen35moe_odd", 32, 4, 3, 1, 64, 32, experts=7, top_k=3, full=(2,), key_heads=2,
-           value_heads=6, shared=64, listed=True, fused=True, n_tokens=20),
+           value_heads=6, shared=64, listed=True, fused=True, ahead=True, n_tokens=20),
     Qwen35("qwen35moe_top1", 32, 4, 4, 2, 32, 32, experts=4, top_k=1, key_heads=4, tied=False),
     Qwen35("qwen35_dense", 32, 4, 4, 2, 32, 64, key_heads=1, value_heads=3, taps=3, n_tokens=60,
-           rope={"rope_theta": 1e6}, rotary=0.5),
+           rope={"rope_theta": 1e6}, rotary=0.5, ahead=True, own_head=True),
     Qwen35("qwen35_full_first", 32, 3, 2, 1, 32, 32, full=(0,), listed=True, state=64, eps=1e-3),
     Qwen35("qwen3next_odd", 32, 4, 2, 1, 64, 32, experts=5, top_k=2, key_heads=2, value_heads=6,
            next=True),

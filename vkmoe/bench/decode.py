@@ -118,7 +118,11 @@ def run(
 
 
 def _opened(path: Path, config: EngineConfig, tokenizer: Tokenizer, output: Output) -> Engine:
-    """Load the model as a run would, with experts computed where they were measured to be best."""
+    """Load the model as a run would, with experts computed where they were measured to be best.
+
+    No tokens are guessed ahead: how many are right depends on the text.
+    """
+    config = replace(config, draft="none")
     loading = _loading(output)
     with open_model(path) as file:
         chosen = choose_mode(file, config, tokenizer.encode, loading)

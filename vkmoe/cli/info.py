@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from vkmoe.cli.cache.tune import tuning_lines
-from vkmoe.cli.notes import idle_notes, mode_line
+from vkmoe.cli.notes import guess_line, idle_notes, mode_line
 from vkmoe.cli.options import ModelChoice, config_options
 from vkmoe.cli.plan import decide_here
 from vkmoe.config import EngineConfig
@@ -36,17 +36,22 @@ def info(context: typer.Context, *, which: ModelChoice, engine: EngineConfig) ->
     Loads nothing. Without MODEL it describes the built-in demo model.
     """
     from vkmoe.gguf_file import open_gguf
-    from vkmoe.models import ModelFile, read_spec
-    from vkmoe.models.tensors import read_tensors
+    from vkmoe.models import model_of, read_spec
+    from vkmoe.models.ahead_file import with_ahead
 
     with open_gguf(which.file(context)) as file:
         typer.echo("\n".join(_file_lines(file)))  # at once: what comes next may be unsupported
-        spec = read_spec(file)
-        typer.echo("\n".join(spec_lines(spec)))
-        tensors = read_tensors(file, spec)
+        typer.echo("\n".join(spec_lines(read_spec(file))))
+        model = model_of(file)
+        if model.ahead is not None:
+            typer.echo(
+                "guesses       the token after the next one, by a layer for it (--draft mtp)"
+            )
+        tensors = model.tensors
         lines = [*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)]
         typer.echo("\n".join(lines))
-        typer.echo("\n".join(_plan_lines(ModelFile(file, spec, tensors), engine)))
+        with with_ahead(model, engine) as whole:
+            typer.echo("\n".join(_plan_lines(whole, engine)))
 
 
 def _file_lines(file: GgufFile) -> list[str]:
@@ -132,6 +137,8 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
         lines.append(f"executor      {decided.executor} ({decided.executor_reason})")
     if mode.has_slots:
         lines.append(f"misses        {mode.misses} ({mode.reason})")
+    if guesses := guess_line(decided):
+        lines.append(f"guesses       {guesses}")
     lines.append(f"prompts       {tuning.tiles_text}")
     lines += _tuning_lines(recalled)
     if decided.sizing is not None:

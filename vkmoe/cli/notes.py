@@ -180,6 +180,8 @@ def notes_at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
         yield f"experts: {mode_line(llm.plan)}"
     elif sizing is not None and llm.plan.mode.can_miss:
         yield sizing_line(sizing)
+    if line := guess_line(llm.plan):
+        yield f"guesses: {line}"
     yield from cache_notes(config, llm.plan, not llm.engine.device.native.has_upload_queue)
     if llm.engine.link is not None and (slow := llm.engine.link.note()):
         yield slow
@@ -200,6 +202,14 @@ def mode_line(plan: MemoryPlan) -> str:
         in_file = plan.host_slots and not plan.exchanges
         parts.append("the others in host memory" + " and the file" * bool(in_file))
     return ", ".join(filter(None, parts)) + why
+
+
+def guess_line(plan: MemoryPlan) -> str:
+    """Say in a line how many tokens a layer of the model guesses ahead; empty where it does not."""
+    if not plan.n_guesses:
+        return ""
+    tokens = "a token" if plan.n_guesses == 1 else f"{plan.n_guesses} tokens"
+    return f"{tokens} ahead, by a layer of the model (--draft mtp)"
 
 
 def cpu_notes(chosen: DeviceInfo, wanted: str | None) -> Iterator[str]:

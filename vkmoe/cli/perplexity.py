@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from vkmoe.llm import LLM
 
 OPTIONS = tuple(  # one window after the other, and none of them generates
-    item.name for item in fields(EngineConfig) if item.name not in ("parallel", "draft")
+    item.name
+    for item in fields(EngineConfig)
+    if item.name not in ("parallel", "draft", "draft_tokens", "draft_model")
 )
 DEFAULT_WINDOW = 512  # as llama-perplexity has it
 NOTE_SECONDS = 5.0  # between two notes of the running value
@@ -71,7 +73,10 @@ def perplexity(
         length = engine.ctx_size
         if length is None:
             length = min(DEFAULT_WINDOW, file.spec.context_length)
-        windows, config = Windows(length, text.stride), replace(engine, ctx_size=length)
+        windows, config = (
+            Windows(length, text.stride),
+            replace(engine, ctx_size=length, draft="none"),
+        )
         with opened(chosen, config, output.verbose, output.quiet, file=file) as llm:
             _measure(llm, words, windows, output)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from vkmoe.choices import ModeName
-from vkmoe.cli.notes import idle_notes, mode_line
+from vkmoe.cli.notes import guess_line, idle_notes, mode_line
 from vkmoe.cli.options import ModelChoice, Output, config_options, is_typed
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
@@ -59,6 +59,7 @@ def plan(
     cost, and one line says what would gain most.
     """
     from vkmoe.models import open_model
+    from vkmoe.models.ahead_file import with_ahead
 
     device_profile = where.device_profile
     if device_profile is not None and is_typed(context, "device"):
@@ -68,7 +69,7 @@ def plan(
                 "leave one of them out",
             )
         device_profile = None
-    with open_model(which.file(context)) as opened:
+    with open_model(which.file(context)) as own, with_ahead(own, engine) as opened:
         machine = _machine(device_profile, engine, Path(opened.file.path))
         found = _decided(opened, machine, engine)
         notes = idle_notes(engine, found.decision.plan)
@@ -199,6 +200,7 @@ def _lines(spec: ModelSpec, profile: DeviceProfile, found: _Decided) -> list[str
         f"model         {spec.name} ({spec.architecture}), context {made.ctx_size} tokens",
         f"device        {info.name} ({info.type}, {info.driver})",
         f"experts       {mode_line(made)}",
+        *([f"guesses       {line}"] if (line := guess_line(made)) else ()),
         "",
         f"{'MiB':>12} place    what (why; what changes it)",
     ]
@@ -310,6 +312,7 @@ def _document(spec: ModelSpec, profile: DeviceProfile, found: _Decided) -> dict[
         "executor": made.executor,
         **_amounts(made),
         "host_layers": made.host_layers,
+        "n_guesses": made.n_guesses,
         "lines": [_line_values(line) for line in made.lines],
         "heaps": {str(heap): n_bytes for heap, n_bytes in made.heap_totals().items()},
         "host_memory_bytes": profile.available_host_bytes,

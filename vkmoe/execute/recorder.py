@@ -88,7 +88,7 @@ class Segment:
     waits: bool = False  # for what the CPU computes beside it
 
 
-class _Submit:
+class Submit:
     """Groups segments that are queued one behind the other, without the host between them."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -131,16 +131,16 @@ class Recorded:
         return any(isinstance(segment.then, Compute) for segment in self.segments)
 
     @cached_property
-    def submits(self) -> list[_Submit]:
+    def submits(self) -> list[Submit]:
         """Group the segments: each group ends where the host has something to do."""
         groups: list[list[Segment]] = [[]]
         for segment in self.segments:
             groups[-1].append(segment)
             if isinstance(segment.then, Bring) or self.stand_alone:
                 groups.append([])
-        return [_Submit(group) for group in groups if group]
+        return [Submit(group) for group in groups if group]
 
-    def queues(self) -> Iterator[list[_Submit]]:
+    def queues(self) -> Iterator[list[Submit]]:
         """Yield the submits that are queued together, without a wait between them.
 
         Where segments stand alone, neighbours are as long as their times come to TARGET_S. A part
@@ -150,7 +150,7 @@ class Recorded:
         if self.is_chain:
             yield self.submits
             return
-        queue: list[_Submit] = []
+        queue: list[Submit] = []
         in_groups = False
         for submit in self.submits:
             together = sum(other.expected_ns for other in queue) + submit.expected_ns
@@ -196,7 +196,7 @@ class TokenPrograms(Closing):
         self._worker = worker
         self._lands = decoder.mode.lands  # else the filled words mean nothing
         self._n_vocab, self._picks = decoder.spec.n_vocab, decoder.spec.picks
-        self._batch = TokenBatch.one(0, 0, with_logits=False)  # the last one
+        self.batch = TokenBatch.one(0, 0, with_logits=False)  # the last one
         self._submissions: list[Submission] = []
         self._submitted_ns = 0  # in submits, by the host's clock, since the start
         sizes = space.row_sizes["prompt"] or (0,)
@@ -208,7 +208,7 @@ class TokenPrograms(Closing):
             backend.tensor(tensor)
         with ExitStack() as cleanup:  # kept unless something fails
             self._map(cleanup)
-            self._recorder = _Recorder(backend, decoder, self.io, executor, bytes_per_second)
+            self._recorder = Recorder(backend, decoder, self.io, executor, bytes_per_second)
             bounds = self._recorder.bounds(space.row_sizes["decode"][-1])
             if warning := bounds.warning(decoder.spec.n_layers):
                 log.warning(warning)
@@ -263,7 +263,7 @@ class TokenPrograms(Closing):
         recorded = self.recording(kind)
         if batch.phase == "prompt" and 0 in batch.positions:
             self._chunks.begin_prompt()
-        self._batch, self._submissions = batch, []
+        self.batch, self._submissions = batch, []
         self._read = self._log_views(kind.n_rows, n_rows)
         then: Bring | None = None
         for index, queue in enumerate(recorded.queues()):
@@ -288,7 +288,7 @@ class TokenPrograms(Closing):
         Of those it is the `first` and as many behind it as the head takes. They left their state,
         which the head alone reads. Raises GpuErrors.
         """
-        batch, kind = self._batch, self._kind(self._batch)
+        batch, kind = self.batch, self._kind(self.batch)
         assert kind.phase == "prompt" and 0 <= first < sum(batch.wants_logits), (batch, first)
         self.io.send(batch, host.begin(True), first)
         self._run(self.recording(kind).submits[-1:], None)
@@ -296,10 +296,13 @@ class TokenPrograms(Closing):
         return self._tops(kind, batch, first)
 
     def _tops(self, kind: BatchKind, batch: TokenBatch, first: int = 0) -> tuple[TopLogits, ...]:
-        n_tops = min(sum(batch.wants_logits) - first, kind.n_logits)
-        return tuple(reader.read() for reader in self._candidates[:n_tops])
+        return self.tops(min(sum(batch.wants_logits) - first, kind.n_logits))
 
-    def _run(self, queue: Sequence[_Submit], meanwhile: Callable[[], None] | None) -> None:
+    def tops(self, n: int) -> tuple[TopLogits, ...]:
+        """Read the largest logits of the first rows for which the head ran last."""
+        return tuple(reader.read() for reader in self._candidates[:n])
+
+    def _run(self, queue: Sequence[Submit], meanwhile: Callable[[], None] | None) -> None:
         started = time.perf_counter_ns()
         known = sum(submit.expected_ns for submit in queue)
         expected = 0 if self._backend.device.info.is_cpu else known
@@ -341,7 +344,7 @@ class TokenPrograms(Closing):
         experts = self._read.ids[:, layer].copy()
         if then.in_groups:
             if self._picks(layer):
-                experts = experts[np.flatnonzero(self._batch.wants_logits)]
+                experts = experts[np.flatnonzero(self.batch.wants_logits)]
             groups = host.groups(np.unique(experts)) if experts.size else ()
             bring = partial(host.bring, layer, guess=False)
             return [partial(bring, group[None]) for group in groups] or [lambda: None]
@@ -410,7 +413,7 @@ class TokenPrograms(Closing):
 
 
 @dataclass(frozen=True)
-class _Recorder:
+class Recorder:
     """Makes the recordings of one decoder, timed where the device can. Methods raise GpuErrors."""
 
     backend: Backend

@@ -5,7 +5,7 @@ Regions of the KV caches are the model's; regions.py knows what is in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -42,6 +42,10 @@ class BatchRunner(Protocol):
         """Return the most guesses of a sequence in a batch that can be taken back."""
 
     @property
+    def n_guesses(self) -> int:
+        """Return how many tokens a layer of the model guesses ahead at a time; 0: it has none."""
+
+    @property
     def max_logit_rows(self) -> int:
         """Return for how many rows of a prompt batch the head runs at once."""
 
@@ -65,6 +69,14 @@ class BatchRunner(Protocol):
         """Return the largest logits of more rows of the last batch, a prompt, that want any.
 
         Of those it is the `first`, counted from 0, and others behind it, `max_logit_rows` at most.
+        """
+
+    def guess(
+        self, following: Sequence[int], wanted: Sequence[bool], n_tokens: int
+    ) -> list[list[int]]:
+        """Guess up to `n_tokens` behind rows of the last batch, for each that is `wanted`.
+
+        `following` has the token behind each row, and any where a row was a wrong guess.
         """
 
     def full_logits(self, index: int) -> NDArray[np.float32]:

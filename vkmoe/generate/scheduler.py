@@ -14,54 +14,12 @@ from dataclasses import dataclass
 from vkmoe.batch import MAX_LATER, Phase, RunResult, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.errors import OutOfMemoryError, VkmoeError
+from vkmoe.generate.drafts import Ahead, Drafter, make_drafter
 from vkmoe.generate.loop import Generation
 from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner, heads
 
 log = logging.getLogger("vkmoe")
-_LOOKED_UP = (3, 2)  # of the groups of tokens that are looked up, the surest first
-_FIRST_DRAFT = 3  # of a draft, while nothing is known of how good they are
-
-
-class LookUp:
-    """Guesses the next tokens of a sequence that only grows: what followed the last ones before.
-
-    Idea: Saxena, "Prompt Lookup Decoding", 2023.
-
-    A row of a guess that fails costs its experts, which may have to be fetched. Drafts are as long
-    as the last ones were right: in Python code, a third as many rows for nine tenths of the tokens.
-    """
-
-    def __init__(self) -> None:
-        # Where what followed a group of tokens begins; groups of all sizes.
-        self._after: dict[tuple[int, ...], int] = {}
-        self._n_known = 0  # tokens that were seen
-        self._length = _FIRST_DRAFT
-
-    def draft(self, tokens: Sequence[int], n_most: int) -> list[int]:
-        """Return up to `n_most` tokens that may follow `tokens`, often none. Mutates.
-
-        Must hold: `tokens` begins with those of the call before.
-        """
-        for end in range(self._n_known, len(tokens)):
-            for size in _LOOKED_UP:
-                if size <= end:
-                    self._after[tuple(tokens[end - size : end])] = end
-        self._n_known = len(tokens)
-        n_most = min(n_most, self._length)
-        for size in _LOOKED_UP:
-            start = self._after.get(tuple(tokens[-size:])) if size <= len(tokens) else None
-            if start is not None:
-                period = tokens[start:]  # repeated where the text behind it ends too soon
-                return [period[i % len(period)] for i in range(n_most)]
-        return []
-
-    def learn(self, n_drafted: int, n_right: int) -> None:
-        """Note how many tokens of a draft were right, from its first on. Mutates."""
-        if n_right < n_drafted:
-            self._length = n_right + 1
-        else:
-            self._length = max(self._length, 2 * n_drafted)
 
 
 @dataclass(eq=False)
@@ -69,7 +27,7 @@ class _Sequence:
     """Holds a reply that has a region."""
 
     generation: Generation
-    look_up: LookUp | None
+    drafter: Drafter | None
     region: int
 
 
@@ -202,8 +160,8 @@ class Scheduler:
             prefix = generation.tokens[: generation.n_prompt - 1]
             if generation.request.reads_all:
                 prefix = []  # no row is used again: what it left is not known any more
-            look_up = LookUp() if self._draft == "lookup" else None
-            sequence = _Sequence(generation, look_up, self.regions.take(prefix))
+            region = self.regions.take(prefix)
+            sequence = _Sequence(generation, make_drafter(self._draft), region)
             self._running.append(sequence)
             generation.begin()
             generation.n_reused = generation.n_read = self.regions.keep(sequence.region, prefix)
@@ -279,8 +237,8 @@ class Scheduler:
             return _Rows(sequence, first, tuple(rows), 0)
         n_drafted = min(n_most - len(rows), generation.n_left - 1, self._runner.max_drafted)
         draft: list[int] = []
-        if sequence.look_up is not None and n_drafted > 0:
-            draft = sequence.look_up.draft(generation.tokens, n_drafted)
+        if sequence.drafter is not None and n_drafted > 0:
+            draft = sequence.drafter.draft(generation.tokens, n_drafted)
         return _Rows(sequence, first, (*rows, *draft), 1 + len(draft), len(draft))
 
     # ----- running them -----
@@ -310,11 +268,36 @@ class Scheduler:
             self._receive(part, result, n_before)
             n_before, n_rows = n_before + part.n_logits, n_rows + len(part.tokens)
             self._end_turn(part.sequence)
+        if self._draft == "mtp":
+            self._guess(parts, batch.phase)
+
+    def _guess(self, parts: Sequence[_Rows], phase: Phase) -> None:
+        """Have a layer of the model guess what follows the last token of each sequence.
+
+        It reads all rows of prompts, also those that nothing follows yet: later ones look back.
+        """
+        following: list[int] = []
+        wanted: list[bool] = []
+        asking: list[_Sequence] = []
+        for part in parts:
+            generation, first, n_rows = part.sequence.generation, part.position, len(part.tokens)
+            known = generation.tokens[first + 1 : first + 1 + n_rows]
+            following += [*known, *(0 for _ in range(n_rows - len(known)))]
+            asks = generation.n_generated > 0 and generation.n_left > 1 and not generation.is_done
+            last = len(generation.tokens) - 2 - first  # the row behind which the last token is
+            wanted += [asks and row == last for row in range(n_rows)]
+            asking += [part.sequence] * (asks and 0 <= last < n_rows)
+        if not asking and phase == "decode":
+            return
+        guesses = self._runner.guess(following, wanted, self._runner.n_guesses)
+        for sequence, guessed in zip(asking, guesses, strict=True):
+            assert isinstance(sequence.drafter, Ahead)
+            sequence.drafter.guessed = guessed
 
     def _receive(self, part: _Rows, result: RunResult, n_before: int) -> None:
         """Choose tokens by the logits of a part, of which `n_before` in the batch come first."""
         generation, region = part.sequence.generation, part.sequence.region
-        look_up = part.sequence.look_up
+        drafter = part.sequence.drafter
         drafted = part.tokens[len(part.tokens) - part.n_drafted :]
         if part.position < generation.n_prompt:
             generation.n_read = min(self.regions.n_rows(region), generation.n_prompt)
@@ -336,9 +319,9 @@ class Scheduler:
             if generation.is_done or n_right == part.n_drafted or token != drafted[n_right]:
                 break
             n_right += 1
-        if look_up is not None and drafted:
+        if drafter is not None and drafted:
             generation.n_accepted += n_right
-            look_up.learn(len(drafted), n_right)
+            drafter.learn(len(drafted), n_right)
             n_rows = part.position + len(part.tokens) - len(drafted) + n_right
             if n_rows < self.regions.n_rows(region):
                 self.regions.go_back(region, n_rows)

@@ -13,16 +13,16 @@ handed on. Weights arrive as matrices with addresses: nothing here sees a byte o
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vkmoe.closing import Closing
-from vkmoe.errors import UnsupportedModelError
-from vkmoe.facts import ModelSpec
+from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError
+from vkmoe.facts import AheadSpec, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
 from vkmoe.models.arch import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen3moe, qwen35
-from vkmoe.models.tensors import ModelTensors, read_tensors
+from vkmoe.models.tensors import ModelTensors, read_ahead, read_tensors
 
-__all__ = ["ARCHITECTURES", "ModelFile", "open_model", "read_spec"]
+__all__ = ["ARCHITECTURES", "AheadFile", "ModelFile", "model_of", "open_model", "read_spec"]
 
 ARCHITECTURES = {
     "deepseek2": deepseek2.read_spec,
@@ -39,10 +39,15 @@ ARCHITECTURES = {
 
 
 def read_spec(file: GgufFile) -> ModelSpec:
-    """Read the spec of a model file.
+    """Read the spec of a model file, without the layer that guesses tokens ahead.
 
     Raises UnsupportedModelError for what vkmoe does not know, ModelFileError for absurd metadata.
     """
+    return replace(read_whole_spec(file), ahead=None)
+
+
+def read_whole_spec(file: GgufFile) -> ModelSpec:
+    """Read the spec of a file with the layer that guesses, whether the file has it or not."""
     architecture = file.require("general.architecture", str)
     reader = ARCHITECTURES.get(architecture)
     if reader is None:
@@ -54,12 +59,24 @@ def read_spec(file: GgufFile) -> ModelSpec:
 
 
 @dataclass(frozen=True)
+class AheadFile:
+    """Holds the file that has the layer which guesses tokens ahead, and the layer's description."""
+
+    file: GgufFile
+    spec: AheadSpec
+
+
+@dataclass(frozen=True)
 class ModelFile(Closing):
-    """Holds a file that vkmoe can run, its model's description, and where the tensors lie."""
+    """Holds a file that vkmoe can run, its model's description, and where the tensors lie.
+
+    The layer that guesses tokens `ahead` is not a part of these, unless `guessing` makes it one.
+    """
 
     file: GgufFile
     spec: ModelSpec
     tensors: ModelTensors
+    ahead: AheadFile | None = None  # None: no file has one
 
     @property
     def expert_tensors(self) -> tuple[tuple[TensorInfo, ...], ...]:
@@ -69,17 +86,54 @@ class ModelFile(Closing):
             for block in self.tensors.expert_layers
         )
 
+    def guessing(self) -> ModelFile:
+        """Return the model with the layer that guesses tokens ahead; both share the open files.
+
+        Raises UsageError where there is none, and what `read_tensors` raises.
+        """
+        if self.ahead is None:
+            raise UsageError(
+                f"{self.file.path} has no layer that guesses tokens ahead",
+                "name a file that has it with --draft-model, or use --draft lookup",
+            )
+        spec = replace(self.spec, ahead=self.ahead.spec)
+        tensors = replace(self.tensors, ahead=read_ahead(self.ahead.file, spec))
+        return replace(self, spec=spec, tensors=tensors)
+
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the files."""
         self.file.close()
+        if self.ahead is not None:
+            self.ahead.file.close()
 
 
 def open_model(path: str | os.PathLike[str]) -> ModelFile:
     """Open a model file and read all but its weights and its tokenizer; closed on errors."""
     file = open_gguf(path)
     try:
-        spec = read_spec(file)
-        return ModelFile(file, spec, read_tensors(file, spec))
+        return model_of(file)
     except BaseException:
         file.close()
         raise
+
+
+def model_of(file: GgufFile) -> ModelFile:
+    """Read all of a model file but its weights and its tokenizer."""
+    whole, spec = read_whole_spec(file), read_spec(file)
+    if is_ahead_alone(file, spec):
+        raise ModelFileError(
+            f"{file.path} has no model, but the layer that guesses tokens ahead for one",
+            "give the model's file, and this one with --draft-model",
+        )
+    ahead = AheadFile(file, whole.ahead) if whole.ahead and has_ahead(file, spec) else None
+    return ModelFile(file, spec, read_tensors(file, spec), ahead)
+
+
+def has_ahead(file: GgufFile, spec: ModelSpec) -> bool:
+    """Say whether a file has the layer that guesses, which some converters leave out."""
+    return f"blk.{spec.n_layers}.nextn.eh_proj.weight" in file.tensors
+
+
+def is_ahead_alone(file: GgufFile, spec: ModelSpec) -> bool:
+    """Say whether a file has the layer that guesses, and none of the model's."""
+    return has_ahead(file, spec) and not any(name.startswith("blk.0.") for name in file.tensors)

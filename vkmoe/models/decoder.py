@@ -82,22 +82,28 @@ class Decoder:
 
     def _append_layers(self, op: OpContext) -> int:
         """Append the layers for rows to decode; returns the number of partials of a row."""
-        space, parts = self.workspace, list(self._parts())
+        parts = list(self._parts())
         gains = [*(part.gain for part in parts), self.weights.output_gain]
         op.mark("embed")
-        leaves = self._leaves(gains[0])
-        n_partials = embed(op.named("embed"), self.weights.embeddings, space.params, leaves)
+        n_partials = self._append_input(op, self._leaves(gains[0]))
         for part, next_gain in zip(parts, gains[1:], strict=True):
             norm, leaves = self._norm(n_partials), self._leaves(next_gain)
             n_partials = part.append(op.of_layer(part.layer), norm=norm, leaves=leaves)
         return n_partials
 
+    def _append_input(self, op: OpContext, leaves: NormOutput) -> int:
+        """Append what the first layer reads, for rows to decode; returns the number of partials."""
+        return embed(op.named("embed"), self.weights.embeddings, self.workspace.params, leaves)
+
+    def _append_prompt_input(self, op: OpContext) -> None:
+        """Append hidden = what the first layer reads, for rows of prompts."""
+        self._append_input(op, self._leaves(self.weights.layers[0].mixer.gain))
+
     def _append_prompt(self, op: OpContext) -> None:
         """Append the layers for rows of prompts."""
         feed_forward = FeedForwardBlock(self.spec, self.workspace, self.weights, self.mode)
         op.mark("embed")
-        leaves = self._leaves(self.weights.layers[0].mixer.gain)
-        embed(op.named("embed"), self.weights.embeddings, self.workspace.params, leaves)
+        self._append_prompt_input(op)
         for index in range(self.spec.n_layers):
             of_layer = op.of_layer(index)
             self._mixer(index).append_prompt(of_layer)

@@ -54,7 +54,7 @@ def cache_layouts(
 ) -> list[ArenaLayout]:
     """Lay out the rotary tables, then the caches of each layer: each has memory of its own."""
     ropes = [[n_positions * rope.dim * 4] for rope in spec.ropes]
-    sizes = (layer.mixer.state_bytes(n_positions, types, n_versions) for layer in spec.layers)
+    sizes = (layer.mixer.state_bytes(n_positions, types, n_versions) for layer in spec.kept_layers)
     layers = [[n_bytes * n_regions for n_bytes in of_layer] for of_layer in sizes]
     return [lay_out_spans(device, spans) for spans in (*ropes, *layers)]
 
@@ -103,7 +103,7 @@ class KvCaches(Closing):
         try:
             for rope in spec.ropes:
                 self._ropes[rope] = _RopeTable(device, rope, n_positions, self._longest)
-            for layer in spec.layers:
+            for layer in spec.kept_layers:
                 kernel = kernels[layer.mixer].of_context(n_positions)
                 self._layers.append(_LayerCaches(device, kernel, plan.n_regions))
         except BaseException:
@@ -119,8 +119,8 @@ class KvCaches(Closing):
 
     @property
     def addresses(self) -> tuple[KvAddresses, ...]:
-        """Return where the caches of each layer are now."""
-        layers = zip(self._layers, self._spec.layers, strict=True)
+        """Return where the caches of each layer are now, that of the one that guesses last."""
+        layers = zip(self._layers, self._spec.kept_layers, strict=True)
         return tuple(
             KvAddresses(
                 held.n_positions, self.n_regions, self._rope_of(layer.mixer), held.addresses

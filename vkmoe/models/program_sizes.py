@@ -69,7 +69,9 @@ def _largest_context(config: EngineConfig, spec: ModelSpec, n_bytes: int) -> int
 
 def n_versions(config: EngineConfig) -> int:
     """Say how many versions of a recurrent state a sequence keeps."""
-    return FEW_VERSIONS if config.draft == "none" else DRAFT_VERSIONS
+    if config.draft == "lookup":
+        return DRAFT_VERSIONS
+    return max(FEW_VERSIONS, 1 + config.n_guesses)
 
 
 def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
@@ -92,7 +94,7 @@ def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
 def cache_bytes(config: EngineConfig, spec: ModelSpec, n_tokens: int) -> list[int]:
     """Count the bytes of each cache of each layer, in the order in which they are placed."""
     types, versions = kv_types(config, spec), n_versions(config)
-    layers = (layer.mixer.state_bytes(n_tokens, types, versions) for layer in spec.layers)
+    layers = (layer.mixer.state_bytes(n_tokens, types, versions) for layer in spec.kept_layers)
     return [n_bytes for sizes in layers for n_bytes in sizes]
 
 
@@ -104,7 +106,7 @@ def row_sizes(config: EngineConfig, device: DeviceInfo, n_rows: int = 0) -> RowS
     most = CPU_UBATCH if device.is_cpu and device.is_vulkan else GPU_UBATCH
     most = n_rows or config.ubatch_size or most
     prompt = [size for size in PROMPT_ROWS if size < most]
-    several = config.parallel > 1 or config.draft != "none"
+    several = config.parallel > 1 or config.verifies
     return RowSizes(FEW_ROWS if several else (1,), (*prompt, most))
 
 

@@ -19,11 +19,18 @@ from vkmoe.facts import (
     ExpertSpec,
     FeedForward,
     LatentSpec,
+    LayerSpec,
     ModelSpec,
 )
 from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gguf_file.header import shown
-from vkmoe.models.trunk_tensors import FileMatrix, FileVector, HeadMatrices, split_heads
+from vkmoe.models.trunk_tensors import (
+    Columns,
+    FileMatrix,
+    FileVector,
+    HeadMatrices,
+    split_heads,
+)
 from vkmoe.models.weights import AttentionWeights, DeltaNetWeights, LatentWeights, MixerWeights
 from vkmoe.quants import HAS_KERNEL, TYPES, can_load
 
@@ -78,6 +85,11 @@ class FeedForwardTensors:
     def n_experts(self) -> int:
         return self.matrices[0].n_experts
 
+    @property
+    def table_bytes(self) -> int:
+        """Count the bytes of addresses that lead to its experts where these stay in place."""
+        return 8 * self.n_experts if self.n_experts > 1 else 0
+
 
 TrunkTensor = FileMatrix | FileVector | FeedForwardTensors
 Row = tuple[str, TrunkTensor]  # of a table: a field of a class of weights, and what it is made of
@@ -104,6 +116,32 @@ class LayerTensors:
 
 
 @dataclass(frozen=True)
+class AheadTensors:
+    """Holds the layer that guesses tokens ahead; where it has no matrix of its own that a model has
+    too, that is None.
+
+    Its first matrix reads the embedding of a token and a state, both normed: here it is two.
+    """
+
+    layer: LayerTensors
+    token_gain: FileVector
+    token: FileMatrix
+    state_gain: FileVector
+    state: FileMatrix
+    output_gain: FileVector | None
+    embeddings: FileMatrix | None
+    output: FileMatrix | None
+
+    @property
+    def trunk(self) -> tuple[TrunkTensor, ...]:
+        """List all, in the order of memory: with the experts, which are there once and for all."""
+        own = (self.token_gain, self.token, self.state_gain, self.state)
+        shared = (self.output_gain, self.embeddings, self.output)
+        block = (self.layer.block,) if self.layer.has_experts else ()
+        return (*block, *self.layer.trunk, *own, *(x for x in shared if x is not None))
+
+
+@dataclass(frozen=True)
 class ModelTensors:
     """Holds all tensors of a model; `output` is `embeddings` when they are tied."""
 
@@ -111,6 +149,7 @@ class ModelTensors:
     output_gain: FileVector
     output: FileMatrix
     layers: tuple[LayerTensors, ...]
+    ahead: AheadTensors | None = None  # to guess tokens with, where that is wanted
 
     @property
     def expert_layers(self) -> Iterator[FeedForwardTensors]:
@@ -126,6 +165,8 @@ class ModelTensors:
         yield self.output_gain
         if self.output is not self.embeddings:
             yield self.output
+        if self.ahead is not None:
+            yield from self.ahead.trunk
 
 
 def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
@@ -140,7 +181,9 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     output = (
         embeddings if spec.tied_embeddings else find.matrix("output.weight", spec.n_vocab, width)
     )
-    layers = tuple(_layer(find.within(f"blk.{i}."), spec, i) for i in range(spec.n_layers))
+    layers = tuple(
+        _layer(find.within(f"blk.{index}."), spec, layer) for index, layer in enumerate(spec.layers)
+    )
     for index in range(spec.n_layers, spec.n_layers + spec.n_ahead_layers):
         find.ignore_layer(index)
     for rope in spec.ropes:  # these were read with the spec
@@ -151,8 +194,43 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     return ModelTensors(embeddings, output_gain, output, layers)
 
 
-def _layer(find: _Finder, spec: ModelSpec, index: int) -> LayerTensors:
-    layer, width = spec.layers[index], spec.width
+def read_ahead(file: GgufFile, spec: ModelSpec) -> AheadTensors:
+    """Find and check the layer that guesses tokens ahead, behind those of a model.
+
+    The file is the model's, or one that has this layer alone. Raises as `read_tensors` does.
+    """
+    assert spec.ahead is not None, spec.name
+    prefix, width = f"blk.{spec.n_layers}.", spec.width
+    find = _Finder(file).within(prefix)
+    whole = find.matrix("nextn.eh_proj.weight", width, 2 * width).tensor
+    if width % TYPES[whole.type].block_weights:
+        raise UnsupportedModelError(
+            f"{file.path}: {whole.name} is of type {whole.type}, and has {width} columns of each "
+            "of two inputs, not a multiple of its blocks",
+            "leave out --draft mtp",
+        )
+    own = {
+        name: find.matrix(f"nextn.{name}.weight", spec.n_vocab, width)
+        for name in ("embed_tokens", "shared_head_head")
+        if find.has(f"nextn.{name}.weight")
+    }
+    norm = "nextn.shared_head_norm.weight"
+    found = AheadTensors(
+        _layer(find, spec, spec.ahead.layer),
+        find.vector("nextn.enorm.weight", width),
+        Columns(whole, 0, width),
+        find.vector("nextn.hnorm.weight", width),
+        Columns(whole, width, 2 * width),
+        find.vector(norm, width) if find.has(norm) else None,
+        own.get("embed_tokens"),
+        own.get("shared_head_head"),
+    )
+    find.finish(prefix)
+    return found
+
+
+def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
+    width = spec.width
     mixer, has_experts = layer.mixer, isinstance(layer.feed_forward, ExpertSpec)
     weights: type[MixerWeights]
     if isinstance(mixer, DeltaNetSpec):
@@ -365,9 +443,10 @@ class _Finder:
             raise UnsupportedModelError(message, _HINT)
         return FileVector((tensor,))
 
-    def finish(self) -> None:
-        """Raise UnsupportedModelError for tensors that were not asked for."""
-        unknown = sorted(set(self._tensors) - self._used)
+    def finish(self, prefix: str = "") -> None:
+        """Raise UnsupportedModelError for tensors that were not asked for, of those so named."""
+        unknown = sorted(name for name in self._tensors if name.startswith(prefix))
+        unknown = [name for name in unknown if name not in self._used]
         if unknown:
             names = ", ".join(shown(name) for name in unknown[:3]) + (
                 f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""

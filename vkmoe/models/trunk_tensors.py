@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vkmoe.facts import LatentSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
-from vkmoe.quants import decode, device_row_bytes, loaded_type
+from vkmoe.quants import TYPES, decode, device_row_bytes, loaded_type
 
 Bytes = NDArray[np.uint8]
 # What keys become when they are turned: a type with blocks would round them once more, so F16.
@@ -114,6 +114,27 @@ class HeadMatrices(FileMatrix):
             with np.errstate(over="ignore"):
                 turned[...] = values.reshape(self.n_columns, self.rows).T
         return floats.view(np.uint8).reshape(self.n_rows, -1)
+
+
+@dataclass(frozen=True)
+class Columns(FileMatrix):
+    """Takes columns `first` to `end` of a matrix as one: whole blocks of their rows."""
+
+    first: int
+    end: int
+
+    @property
+    def n_columns(self) -> int:
+        return self.end - self.first
+
+    @property
+    def n_rows(self) -> int:
+        return self.tensor.shape[0]
+
+    def data(self, file: GgufFile) -> Bytes:
+        kind, rows = TYPES[self.tensor.type], file.data(self.tensor.name)
+        first, end = kind.row_bytes(self.first), kind.row_bytes(self.end)
+        return np.ascontiguousarray(rows.reshape(self.n_rows, -1)[:, first:end])
 
 
 def split_heads(whole: TensorInfo, spec: LatentSpec) -> tuple[HeadMatrices, HeadMatrices]:

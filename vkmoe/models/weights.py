@@ -168,6 +168,21 @@ class ModelWeights:
 
 
 @dataclass(frozen=True)
+class AheadWeights:
+    """Holds the layer that guesses tokens ahead: a model of one layer, and how its input is made.
+
+    That is token @ norm(embedding) + state @ norm(state); its experts stay in place.
+    """
+
+    model: ModelWeights
+    token_gain: int
+    token: Matrix
+    state_gain: int
+    state: Matrix
+    last_gain: int  # of the norm behind the model's last layer
+
+
+@dataclass(frozen=True)
 class CpuWeights:
     """Holds the experts that a CPU computes beside a GPU, by MoE layer, and what leads to them.
 

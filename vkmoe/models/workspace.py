@@ -184,6 +184,8 @@ class Workspace:
         self.hidden = _rows("hidden", spec.width, n_rows)
         self.gained = _rows("gained", spec.width, n_rows)
         self.norm_partials = _rows("norm_partials", n_partials, n_rows)
+        # The states that the layer reads which guesses tokens ahead.
+        self.states = _rows("states", spec.width, n_rows) if spec.ahead else None
         self._describe_attention(spec, sizes)
         self._describe_feed_forward(spec, n_rows, shares)
         self.prompt = None
@@ -213,7 +215,7 @@ class Workspace:
         router = router_shape(spec) if spec.experts else None
         self.router_logits = _rows("router_logits", router.n_logits if router else 1, n_rows)
         self.routing = _rows("routing", routing_words(router) if router else 4, n_rows)
-        width = max(_act_words(layer.feed_forward) for layer in spec.layers)
+        width = max(_act_words(layer.feed_forward) for layer in spec.kept_layers)
         self.act = _rows("act", width, n_rows)
         # Rows that go to another device, and what comes back.
         self.exchanged = _rows("exchanged", spec.width, n_rows) if shares else None

@@ -20,7 +20,13 @@ from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info
 from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.cpu.variants import variant
-from vkmoe.errors import NoDeviceError, OutOfMemoryError, UsageError
+from vkmoe.errors import (
+    ModelFileError,
+    NoDeviceError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+    UsageError,
+)
 from vkmoe.experts.decide.settings import (
     CacheSettings,
     PoolSpec,
@@ -53,6 +59,7 @@ from vkmoe.weights.mapped import mapped_bytes, spans_in_file
 from vkmoe.weights.sizes import weight_bytes
 
 log = logging.getLogger("vkmoe")
+LEAST_GAIN = 0.05  # of the time of a prompt and a reply, for which a layer guesses tokens unasked
 
 
 class Programs(NamedTuple):
@@ -120,6 +127,10 @@ def decide(
     free = available_bytes() if available_host_bytes is None else available_host_bytes
     tuning = tuning or choose_tuning(device)
     choosing = choosing or Choosing()
+    if config.draft == "auto":
+        return _with_guesses_or_not(config, model, device, tuning, choosing, overlaps, free)
+    if config.draft == "mtp":
+        model = model.guessing()
     if config.expert_profile is not None and device.is_vulkan and model.expert_tensors:
         path = Path(config.expert_profile)
         curves = known_curves(path, model.spec, model.expert_tensors)
@@ -138,6 +149,31 @@ def decide(
         if (found := _with_fewer_layers(config, given)) is not None:
             return _reduced(found, asked, model.spec)
         raise
+
+
+def _with_guesses_or_not(
+    config: EngineConfig,
+    model: ModelFile,
+    device: DeviceInfo,
+    tuning: Tuning,
+    choosing: Choosing,
+    overlaps: bool,
+    free: int,
+) -> Decision:
+    """Decide whether a layer of the model guesses tokens: where that makes replies faster."""
+    given = (model, device, tuning, choosing, overlaps, free)
+    plain = decide(replace(config, draft="none"), *given)
+    if model.ahead is None:
+        return plain
+    try:
+        found = decide(replace(config, draft="mtp"), *given)
+    except (OutOfMemoryError, UsageError, UnsupportedModelError, ModelFileError) as error:
+        log.info("no layer guesses tokens ahead: %s", str(error))
+        return plain
+    enough = min(plain.plan.ctx_size, sure_context(config, model.spec))
+    times = (each.candidates[0].prediction.seconds for each in (found, plain))
+    gains = next(times) * (1 + LEAST_GAIN) < next(times)
+    return found if gains and found.plan.ctx_size >= enough else plain
 
 
 def _shorter(config: EngineConfig, spec: ModelSpec) -> Iterator[EngineConfig]:

@@ -167,6 +167,7 @@ class _Planner:
             chunk_rows=self.scratch.rows,
             n_regions=config.parallel,
             n_versions=n_versions(config),
+            n_guesses=config.n_guesses,
             n_state_copies=STATE_COPIES if self.spec.is_recurrent else 0,
             first_positions=n_positions,
             host_layers=self._host_layers,

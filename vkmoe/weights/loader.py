@@ -18,6 +18,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from vkmoe.choices import BufferName
 from vkmoe.closing import Closing
 from vkmoe.cpu.device import CpuDevice
@@ -31,8 +33,15 @@ from vkmoe.gpu.program import Range, memory_range
 from vkmoe.interrupts import result_of
 from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
 from vkmoe.models import ModelFile
-from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, ModelTensors, TrunkTensor
+from vkmoe.models.tensors import (
+    AheadTensors,
+    FeedForwardTensors,
+    LayerTensors,
+    ModelTensors,
+    TrunkTensor,
+)
 from vkmoe.models.weights import (
+    AheadWeights,
     BlockWeights,
     CpuWeights,
     FeedForwardWeights,
@@ -58,6 +67,7 @@ class LoadedWeights(Closing):
     """
 
     weights: ModelWeights
+    ahead: AheadWeights | None  # of the layer that guesses tokens
     table: ExpertTable
     homes: list[list[Placement]]  # of the routed experts [n MoE layers][n_experts]; [] with reader
     progress: Progressing
@@ -123,11 +133,14 @@ def load_weights(
             main = placing(device, trunk)
             by_cpu = _homes_beside(cpu, plan, shape, memory, placing) if cpu else None
             loader = _Loader(on_host, plan, _ExpertHomes(main, homes, table), by_cpu)
-            weights = loader.load(model.spec, model.tensors, table.range)
+            guessing = model.ahead.file if model.tensors.ahead and model.ahead else file
+            by_ahead = _placing(placers, guessing, progressing, False, device, trunk)
+            weights = loader.load(model.spec, model.tensors, table.range, by_ahead)
         if reader is not None and few:
             reader.drop_pages()
         of_cpu, kept = loader.cpu_weights(), memory.pop_all()
-    return LoadedWeights(weights, table, loader.homes, progressing, reader, of_cpu, kept)
+    ahead = loader.ahead
+    return LoadedWeights(weights, ahead, table, loader.homes, progressing, reader, of_cpu, kept)
 
 
 def _placing(
@@ -201,10 +214,16 @@ class _Loader:
         self._placer, self._on_host, self._plan = experts.placer, on_host, plan
         self._experts, self._by_cpu = experts, by_cpu
         self.homes: list[list[Placement]] = []
+        self.ahead: AheadWeights | None = None
         self._cpu_blocks: dict[int, BlockWeights] = {}
 
-    def load(self, spec: ModelSpec, tensors: ModelTensors, table: Range) -> ModelWeights:
-        """Place all that the plan has no other place for."""
+    def load(
+        self, spec: ModelSpec, tensors: ModelTensors, table: Range, by_ahead: Placer
+    ) -> ModelWeights:
+        """Place all that the plan has no other place for.
+
+        `by_ahead` places the layer that guesses tokens, which may be in another file.
+        """
         placer, on_device = self._placer, self._placer.trunk
         embeddings = placer.matrix(tensors.embeddings)
         tied = tensors.output is tensors.embeddings
@@ -217,7 +236,10 @@ class _Loader:
         output_gain = placer.vector(tensors.output_gain)
         output = embeddings if tied else placer.matrix(tensors.output)
         layers = tuple(LayerWeights(*part) for part in parts)
-        return ModelWeights(embeddings, output_gain, output, layers, table)
+        weights = ModelWeights(embeddings, output_gain, output, layers, table)
+        if tensors.ahead is not None:
+            self.ahead = _place_ahead(by_ahead, tensors.ahead, weights)
+        return weights
 
     def cpu_weights(self) -> CpuWeights | None:
         """Return the experts that the CPU computes, if it computes any."""
@@ -229,8 +251,9 @@ class _Loader:
     def _parts(self, layer: LayerTensors) -> tuple[MixerWeights, FeedForwardWeights]:
         place = self._expert_block if layer.has_experts else self._placer.block
         block = place(layer.block)
-        mixer = layer.mixer_weights(**self._placed(layer.mixer))
-        return mixer, FeedForwardWeights(block=block, **self._placed(layer.feed_forward))
+        placer = self._placer
+        mixer = layer.mixer_weights(**_placed(placer, layer.mixer))
+        return mixer, FeedForwardWeights(block=block, **_placed(placer, layer.feed_forward))
 
     def _expert_block(self, experts: FeedForwardTensors) -> BlockWeights:
         """Place the homes of a layer's experts, or find them for the CPU; or leave them."""
@@ -246,9 +269,35 @@ class _Loader:
         self.homes.append(spans)
         return block
 
-    def _placed(self, tensors: Mapping[str, TrunkTensor]) -> dict[str, Any]:
-        """Place what a table declares; each kind of tensor becomes its kind of weights."""
-        return {field: self._placer.weights(tensor) for field, tensor in tensors.items()}
+
+def _place_ahead(placer: Placer, tensors: AheadTensors, model: ModelWeights) -> AheadWeights:
+    """Place the layer that guesses tokens, in the order of `AheadTensors.trunk`.
+
+    All its experts are beside its other parts. What it has no matrix for is the model's.
+    """
+    layer, table, gain = tensors.layer, model.expert_table, model.output_gain
+    if layer.has_experts:
+        spans, shape = placer.spans(layer.block, placer.trunk), placer.shape(layer.block)
+        addresses = np.array([span.address for span in spans], np.uint64)
+        table = memory_range(placer.place(addresses.view(np.uint8)), addresses.nbytes)
+        block = BlockWeights(shape, ranges=_merged(spans, shape.span_bytes))
+    else:
+        block = placer.block(layer.block)
+    mixer = layer.mixer_weights(**_placed(placer, layer.mixer))
+    feed_forward = FeedForwardWeights(block=block, **_placed(placer, layer.feed_forward))
+    token_gain, token = placer.vector(tensors.token_gain), placer.matrix(tensors.token)
+    state_gain, state = placer.vector(tensors.state_gain), placer.matrix(tensors.state)
+    own_gain = placer.vector(tensors.output_gain) if tensors.output_gain else gain
+    embeddings = placer.matrix(tensors.embeddings) if tensors.embeddings else model.embeddings
+    output = placer.matrix(tensors.output) if tensors.output else model.output
+    layers = (LayerWeights(mixer, feed_forward),)
+    of_layer = ModelWeights(embeddings, own_gain, output, layers, table)
+    return AheadWeights(of_layer, token_gain, token, state_gain, state, gain)
+
+
+def _placed(placer: Placer, tensors: Mapping[str, TrunkTensor]) -> dict[str, Any]:
+    """Place what a table declares; each kind of tensor becomes its kind of weights."""
+    return {field: placer.weights(tensor) for field, tensor in tensors.items()}
 
 
 def _merged(spans: list[Placement], span_bytes: int) -> tuple[Range, ...]:

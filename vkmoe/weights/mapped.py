@@ -13,7 +13,7 @@ from vkmoe.facts import SpanInFile, WeightBytes
 from vkmoe.gpu.arena import round_up
 from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES, ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.models.tensors import FeedForwardTensors, ModelTensors, TrunkTensor
-from vkmoe.models.trunk_tensors import FileMatrix, FileVector, HeadMatrices
+from vkmoe.models.trunk_tensors import Columns, FileMatrix, FileVector, HeadMatrices
 from vkmoe.quants import FOR_THREADS, TYPES
 
 
@@ -39,21 +39,31 @@ def mapped_shape(block: FeedForwardTensors) -> ExpertShape:
 
 def mapped_bytes(tensors: ModelTensors) -> WeightBytes:
     """Count the bytes that stay in the file, those that are copied, and the spans of experts."""
-    blocks = list(tensors.expert_layers)
+    blocks, ahead = list(tensors.expert_layers), tensors.ahead
+    of_ahead = [ahead.layer.block] if ahead and ahead.layer.has_experts else []
     trunk, experts = list(_parts(tensors.trunk)), list(_parts(tensors.expert_layers))
     n_experts = sum(block.n_experts for block in blocks)
     return WeightBytes(
         pieces=tuple(
-            round_up(DESCRIPTOR_BYTES)
+            n_bytes
             for tensor in tensors.trunk
             if isinstance(tensor, FeedForwardTensors)
+            for n_bytes in _addresses(tensor)
         ),
         experts=n_experts * round_up(DESCRIPTOR_BYTES),
         spans=(DESCRIPTOR_BYTES,) * len(blocks),
         mapped=sum(n_bytes for n_bytes, stays in (*trunk, *experts) if stays),
         mapped_experts=sum(n_bytes for n_bytes, stays in experts if stays),
         copied=sum(n_bytes for n_bytes, stays in (*trunk, *experts) if not stays),
+        ahead=sum(n_bytes for n_bytes, _ in _parts(ahead.trunk if ahead else ())),
+        ahead_experts=sum(n_bytes for n_bytes, _ in _parts(of_ahead)),
     )
+
+
+def _addresses(block: FeedForwardTensors) -> list[int]:
+    """Count the bytes of addresses: of the parts of each expert, and of what leads to these."""
+    of_parts = [round_up(DESCRIPTOR_BYTES)] * block.n_experts
+    return [*of_parts, round_up(block.table_bytes)] if block.table_bytes else of_parts
 
 
 def spans_in_file(tensors: ModelTensors) -> tuple[SpanInFile, ...]:
@@ -76,7 +86,7 @@ def _parts(tensors: Iterable[TrunkTensor]) -> Iterator[tuple[int, bool]]:
             yield tensor.n_bytes, stays
         elif isinstance(tensor, FileMatrix):
             kind = kept_type(tensor.data_type)
-            stays = kind == tensor.data_type and not isinstance(tensor, HeadMatrices)
+            stays = kind == tensor.data_type and not isinstance(tensor, HeadMatrices | Columns)
             yield tensor.n_rows * TYPES[kind].row_bytes(tensor.n_columns), stays
         else:
             for matrix in tensor.matrices:

@@ -15,7 +15,7 @@ from vkmoe.experts.records.trace import TraceHeader
 from vkmoe.facts import Conversion, ModelSpec, WeightBytes, in_mib
 from vkmoe.gpu.arena import round_up
 from vkmoe.kernels.experts.operations import ExpertShape, SpanBiases, SpanMatrix
-from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors
+from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.quants import TYPES, device_row_bytes, loaded_type
 
@@ -30,18 +30,24 @@ CONVERTING_BYTES = 24 << 20
 def weight_bytes(tensors: ModelTensors) -> WeightBytes:
     """Count the bytes the weights take in device layout, rounded as they are placed."""
     spans = [(block.n_experts, expert_shape(block).span_bytes) for block in tensors.expert_layers]
+    ahead = tensors.ahead
     return WeightBytes(
-        pieces=tuple(
-            expert_shape(tensor).span_bytes
-            if isinstance(tensor, FeedForwardTensors)
-            else round_up(tensor.n_bytes)
-            for tensor in tensors.trunk
-        ),
+        pieces=tuple(piece for tensor in tensors.trunk for piece in _pieces(tensor)),
         experts=sum(n_experts * n_bytes for n_experts, n_bytes in spans),
         spans=tuple(n_bytes for _, n_bytes in spans),
         conversions=conversions(tensors),
         layer_pieces=tuple(len(layer.trunk) for layer in tensors.layers),
+        ahead=sum(sum(_pieces(tensor)) for tensor in ahead.trunk) if ahead else 0,
+        ahead_experts=sum(_pieces(ahead.layer.block)) if ahead and ahead.layer.has_experts else 0,
     )
+
+
+def _pieces(tensor: TrunkTensor) -> list[int]:
+    """Count the bytes of each part of a tensor that is placed on its own."""
+    if not isinstance(tensor, FeedForwardTensors):
+        return [round_up(tensor.n_bytes)]
+    spans = [expert_shape(tensor).span_bytes] * tensor.n_experts
+    return [*spans, round_up(tensor.table_bytes)] if tensor.table_bytes else spans
 
 
 def expert_shape(block: FeedForwardTensors) -> ExpertShape:

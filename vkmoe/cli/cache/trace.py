@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,6 +82,7 @@ def trace(
 
     chosen = given.path(context)
     text = read_source(*given.source(context))
+    engine = replace(engine, draft="none") if engine.draft == "auto" else engine
     if engine.draft != "none":
         raise UsageError(
             f"--draft {engine.draft} runs tokens that the reply may not have",

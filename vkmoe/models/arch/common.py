@@ -10,6 +10,7 @@ from typing import Literal
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import (
+    AheadSpec,
     AttentionSpec,
     DenseSpec,
     ExpertSpec,
@@ -77,14 +78,16 @@ def model_spec(
     mixers: Sequence[Mixer],
     feed_forwards: Sequence[FeedForward],
     n_ahead_layers: int = 0,
+    guesses: bool = False,
 ) -> ModelSpec:
     """Make the spec of a model of these layers. Call it last: it refuses keys that were not read.
 
-    The last `n_ahead_layers` of them are left out.
+    The last `n_ahead_layers` of them guess tokens ahead, of which the first one is enough.
     """
     file = metadata.file
     embeddings = file.tensors.get("token_embd.weight")
     layers = [LayerSpec(*pair) for pair in zip(mixers, feed_forwards, strict=True)]
+    n_layers = len(layers) - n_ahead_layers
     spec = ModelSpec(
         architecture=file.require("general.architecture", str),
         name=metadata.name,
@@ -93,8 +96,9 @@ def model_spec(
         context_length=metadata.size("context_length"),
         norm_eps=metadata.positive("attention.layer_norm_rms_epsilon"),
         tied_embeddings="output.weight" not in file.tensors,
-        layers=tuple(layers[: len(layers) - n_ahead_layers]),
+        layers=tuple(layers[:n_layers]),
         n_ahead_layers=n_ahead_layers,
+        ahead=AheadSpec(layers[n_layers]) if guesses and n_ahead_layers else None,
     )
     metadata.finish()
     return spec

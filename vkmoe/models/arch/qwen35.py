@@ -2,7 +2,7 @@
 attention whose outputs are gated.
 
 In qwen3next a key head goes with neighbouring heads of values; converters of the others put these
-into another order. Layers that guess tokens ahead stand behind the others.
+into another order. Layers that guess tokens ahead stand behind the others, and have attention.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ def read_spec(file: GgufFile) -> ModelSpec:
     metadata.ignore("rope.dimension_sections")
     attention = common.attention_specs(metadata, qk_norm="per_head")
     delta = _delta_net(metadata, tiled=metadata.prefix != "qwen3next.")
-    mixers: list[AttentionSpec | DeltaNetSpec] = [
-        delta if is_recurrent else replace(full, gated=True)
-        for full, is_recurrent in zip(attention, _recurrent(metadata), strict=True)
-    ]
     n_ahead = metadata.count("nextn_predict_layers", largest=metadata.n_layers - 1)
+    first_ahead = metadata.n_layers - n_ahead
+    mixers: list[AttentionSpec | DeltaNetSpec] = [
+        delta if is_recurrent and index < first_ahead else replace(full, gated=True)
+        for index, (full, is_recurrent) in enumerate(
+            zip(attention, _recurrent(metadata), strict=True)
+        )
+    ]
     blocks: tuple[FeedForward, ...]
     if metadata.has("expert_count"):
         blocks = common.experts_everywhere(metadata, _experts(metadata))
     else:
         blocks = common.dense_specs(metadata)
-    return common.model_spec(metadata, mixers, blocks, n_ahead)
+    return common.model_spec(metadata, mixers, blocks, n_ahead, guesses=True)
 
 
 def _recurrent(metadata: Metadata) -> tuple[bool, ...]:

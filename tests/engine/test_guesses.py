@@ -1,0 +1,178 @@
+"""A layer of the model guesses tokens ahead: as transformers has it, and no text shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.engine.tiny import Tensor, expected, lengthened, model_path, rewrite
+from vkmoe.batch import Phase, TokenBatch
+from vkmoe.choices import DraftWay
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError
+from vkmoe.llm import LLM
+from vkmoe.models import open_model
+
+pytestmark = pytest.mark.usefixtures("one_device")
+GUESSING = ("qwen35moe_odd", "qwen35_dense")
+# Of the largest logit. Behind so many norms float32 of transformers itself errs by 1.1e-5.
+TOLERANCE = 1e-5
+
+
+def engine_of(name: str, **options: Any) -> Engine:
+    types: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32"}
+    config = EngineConfig(draft="mtp", ctx_size=96, parallel=2, **types, **options)
+    return Engine(lengthened(model_path(name), 96), config, checks=True)
+
+
+def guessed(engine: Engine, tokens: list[int], cuts: list[int], phase: Phase) -> NDArray[Any]:
+    """The logits of guesses behind each token but the first, in batches that end at `cuts`.
+
+    Of rows for which the head does not run in a batch they are zeros.
+    """
+    found, first = [], 0
+    for end in cuts:
+        n = end - first
+        batch = TokenBatch(
+            tuple(tokens[first:end]), tuple(range(first, end)), (1,) * n, (True,) * n, phase
+        )
+        engine.run(batch)
+        n_wanted = min(n, engine.max_logit_rows)
+        wanted = [False] * (n - n_wanted) + [True] * n_wanted
+        guesses = engine.guess(tokens[first + 1 : end + 1], wanted, 1)
+        found += [np.zeros(engine.n_vocab, np.float32)] * (n - n_wanted)
+        found += [engine.full_logits(row) for row in range(n_wanted)]
+        assert [[row.argmax()] for row in found[end - n_wanted :]] == guesses
+        first = end
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("device", ["vulkan", "cpu"])
+@pytest.mark.parametrize("name", GUESSING)
+def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
+    """In rows of prompts and in rows that are decoded, wherever these are cut."""
+    stored = expected(name)
+    tokens, wanted = stored["tokens"].tolist(), stored["guess_logits"]
+    most, n_all = np.abs(wanted).max() * TOLERANCE, len(wanted)
+    options = {"device": "cpu"} if device == "cpu" else {}
+    with engine_of(name, **options, ubatch_size=16) as engine:
+        for phase, steps in (("prompt", (1, 7, 16)), ("decode", (1, 2))):
+            for step in steps:
+                cuts = [*range(n_all % step, n_all + 1, step)]  # the last batch is a whole one
+                found = guessed(engine, tokens, cuts[not cuts[0] :], phase)  # type: ignore[arg-type]
+                ran = found.any(axis=1)
+                assert ran.sum() >= min(step, engine.max_logit_rows)
+                np.testing.assert_allclose(found[ran], wanted[ran], rtol=0, atol=most)
+        engine.run(TokenBatch((tokens[n_all - 1],), (n_all - 1,), (1,), (True,)))
+        (both,) = engine.guess([tokens[n_all]], [True], 2)
+        assert both == [wanted[-1].argmax(), stored["further_logits"].argmax()]
+        logits = engine.full_logits(0)
+        np.testing.assert_allclose(logits, stored["further_logits"], rtol=0, atol=most)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "resident": {},
+    "few slots": {"expert_slots": 3, "promote_on_read": True},
+    "stepped": {"expert_slots": 3, "executor": "stepped"},
+    "hybrid": {"expert_mode": "hybrid", "expert_slots": 3},
+    "f32": {"cache_type_k": "f32", "cache_type_v": "f32"},
+    "cpu": {"device": "cpu"},
+}
+
+
+@pytest.mark.parametrize("name", GUESSING)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sample(4)
+def test_a_text_does_not_depend_on_guesses(name: str, way: str) -> None:
+    """Several replies at once, drawn and greedy, some of whose guesses are right."""
+    options = dict(WAYS[way])
+    if "dense" in name:
+        options = {key: x for key, x in options.items() if key.startswith(("cache", "device"))}
+    prompts = [[(7 * i + 3 * n) % 200 for i in range(20 + 9 * n)] for n in range(3)]
+    found = {}
+    drafts: tuple[tuple[DraftWay, int], ...] = (("none", 1), ("mtp", 1), ("mtp", 3))
+    for draft, n_tokens in drafts:
+        config = EngineConfig(
+            ctx_size=96, parallel=3, ubatch_size=16, draft=draft, draft_tokens=n_tokens, **options
+        )
+        with LLM(lengthened(model_path(name), 96), config) as llm:
+            found[draft, n_tokens] = [
+                llm.generate(
+                    prompts, max_tokens=24, ignore_eos=True, n_logprobs=3, temp=temp, seed=5
+                )
+                for temp in (0.0, 0.7)
+            ]
+            guesses = sum(x.statistics.n_drafted_tokens for x in found[draft, n_tokens][0])
+            assert (guesses > 0) == (draft == "mtp")
+    wanted = found.pop(("none", 1))
+    for replies in found.values():
+        for ours, theirs in zip(replies, wanted, strict=True):
+            assert [x.token_ids for x in ours] == [x.token_ids for x in theirs]
+            assert [x.logprobs for x in ours] == [x.logprobs for x in theirs]
+
+
+def without(tensors: dict[str, Tensor], prefix: str) -> None:
+    for name in [name for name in tensors if name.startswith(prefix)]:
+        del tensors[name]
+
+
+def test_the_layer_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """One beside the model is found by its name, if it was made with it."""
+    name, n_layers = "qwen35moe_odd", 4
+
+    def model_alone(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        without(tensors, f"blk.{n_layers}.")
+
+    def layer_alone(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for layer in range(n_layers):
+            without(tensors, f"blk.{layer}.")
+
+    path = rewrite(model_path(name), tmp_path / "model.gguf", model_alone)
+    with LLM(path, ctx_size=64, draft="none") as llm:
+        wanted = llm.generate([5, 6, 7], max_tokens=8, temp=0, ignore_eos=True).token_ids
+    with pytest.raises(UsageError, match="no layer that guesses"):
+        LLM(path, ctx_size=64, draft="mtp")
+    other = rewrite(model_path("qwen35_dense"), tmp_path / "mtp-b.gguf", layer_alone)
+    with pytest.raises(UnsupportedModelError, match="another model"):
+        LLM(path, ctx_size=64, draft="mtp", draft_model=str(other))
+    layer = rewrite(model_path(name), tmp_path / "mtp-c.gguf", layer_alone)
+    with pytest.raises(ModelFileError, match="has no model"):
+        open_model(layer)
+    for draft_model in (None, str(layer)):
+        with LLM(path, ctx_size=64, draft="mtp", draft_model=draft_model) as llm:
+            result = llm.generate([5, 6, 7], max_tokens=8, temp=0, ignore_eos=True)
+            assert result.token_ids == wanted and result.statistics.n_drafted_tokens > 0
+
+
+DAMAGED: dict[str, tuple[str, type[Exception], str]] = {
+    "missing": ("blk.4.nextn.hnorm.weight", ModelFileError, "is missing"),
+    "of experts": ("blk.4.ffn_down_exps.weight", ModelFileError, "is missing"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_layer_is_refused_where_it_is_wanted(how: str, tmp_path: Path) -> None:
+    gone, error, words = DAMAGED[how]
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        del tensors[gone]
+
+    path = rewrite(model_path("qwen35moe_odd"), tmp_path / "model.gguf", change)
+    with LLM(path, ctx_size=64) as llm:
+        assert llm.plan.n_guesses == 0
+    with pytest.raises(error, match=words):
+        LLM(path, ctx_size=64, draft="mtp")
+
+
+def test_an_unknown_tensor_of_the_layer_is_refused(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["blk.4.nextn.other.weight"] = tensors["blk.4.nextn.hnorm.weight"]
+
+    path = rewrite(model_path("qwen35moe_odd"), tmp_path / "model.gguf", change)
+    with pytest.raises(UnsupportedModelError, match=r"nextn\.other"):
+        LLM(path, ctx_size=64, draft="mtp")

@@ -1,0 +1,101 @@
+"""Builds the programs of the layer that guesses tokens ahead: behind each token of a text, from the
+state that the model left of it and from the next token, the one after that.
+
+It is a model of one layer, whose input is made otherwise. A guess that is wrong costs its rows and
+nothing else, so that no bit of a text depends on what is computed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vkmoe.batch import BatchKind
+from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.logits.operations import pick_rows
+from vkmoe.kernels.matmul.operations import matmul, matmul_residual, row_parts
+from vkmoe.kernels.matvec.operations import embed, matvec, matvec_residual
+from vkmoe.kernels.norms.operations import NormOutput, rms_norm
+from vkmoe.models.decoder import Decoder
+from vkmoe.models.weights import AheadWeights
+
+
+@dataclass(frozen=True)
+class AheadDecoder(Decoder):
+    """Builds the programs of guesses; `spec` and `weights` are those of the layer as a model.
+
+    Each runs behind the program whose rows' states it reads: one of the model, or of guesses where
+    it `follows` another and guesses one token further. There its rows are those that wanted logits.
+    """
+
+    ahead: AheadWeights | None = None
+    state_normed: bool = True
+    follows: bool = False
+
+    def program(self, kind: BatchKind) -> Program:
+        """Build the program of a kind of batches; the rows that want logits are picked in any."""
+        program = Program(f"guess {kind.phase}")
+        op = OpContext(program, self.tuning, n_rows=kind.n_rows)
+        if kind.phase == "prompt":
+            self._append_prompt(op)
+        else:
+            self._append_layers(op)
+        if kind.n_logits:
+            head = replace(op, n_rows=kind.n_logits)
+            head.mark("head")
+            self._pick_rows(head)
+            self._append_head(head)
+        return program
+
+    @property
+    def _weights(self) -> AheadWeights:
+        assert self.ahead is not None, self.spec.name
+        return self.ahead
+
+    @property
+    def _states(self) -> TensorRef:
+        states = self.workspace.states
+        assert states is not None, self.spec.name
+        return states
+
+    def _append_input(self, op: OpContext, leaves: NormOutput) -> int:
+        space, weights = self.workspace, self._weights
+        self._append_states(op)
+        of_token = self._leaves(weights.token_gain)
+        n_partials = embed(op.named("embed"), self.weights.embeddings, space.params, of_token)
+        norm = self._norm(n_partials)
+        matvec(op.named("token"), (weights.token,), space.gained, space.hidden, norm)
+        return matvec_residual(op.named("state"), weights.state, self._states, leaves)
+
+    def _append_prompt_input(self, op: OpContext) -> None:
+        space, weights, spec = self.workspace, self._weights, self.spec
+        self._append_states(op)
+        gain, params, hidden = weights.token_gain, space.params, row_parts(space.hidden)
+        embed(op.named("embed"), self.weights.embeddings, params, self._leaves(gain))
+        normed = op.named("token norm")
+        rms_norm(normed, space.hidden, space.gained, spec.width, gain, spec.norm_eps)
+        matmul(op.named("token"), (weights.token,), row_parts(space.gained), hidden, params)
+        states = row_parts(self._states)
+        matmul_residual(op.named("state"), weights.state, states, hidden, params)
+
+    def _append_states(self, op: OpContext) -> None:
+        """Append states = the normed states that the program before left."""
+        space, states, weights = self.workspace, self._states, self._weights
+        width, eps, found = self.spec.width, self.spec.norm_eps, space.hidden
+        if self.follows:
+            found = space.gained if self.state_normed else states
+        elif self.state_normed:
+            rms_norm(op.named("last norm"), found, states, width, weights.last_gain, eps)
+            found = states
+        rms_norm(op.named("state norm"), found, states, width, weights.state_gain, eps)
+
+    def _pick_rows(self, op: OpContext) -> None:
+        """Append `gained` = the normed state of the rows that want logits.
+
+        Without `state_normed` their states are left in `states` as they are, to guess further.
+        """
+        space, spec = self.workspace, self.spec
+        picked = space.gained if self.state_normed else self._states
+        pick_rows(op.named("picked rows"), space.hidden, picked, spec.width, space.params)
+        normed, gain = op.named("norm"), self.weights.output_gain
+        rms_norm(normed, picked, space.gained, spec.width, gain, spec.norm_eps)
