@@ -39,7 +39,7 @@ def model_metadata(name: str, shape: Preset, mix: str) -> Values:
 
 def _common(shape: Preset) -> Values:
     values: Values = {
-        "block_count": shape.n_layers,
+        "block_count": shape.n_layers + shape.n_ahead_layers,
         "context_length": shape.context,
         "embedding_length": shape.hidden,
         "feed_forward_length": shape.dense_size or shape.expert_size,
@@ -47,6 +47,8 @@ def _common(shape: Preset) -> Values:
         "expert_count": shape.n_experts,
         "expert_used_count": shape.n_experts_used,
     }
+    if shape.n_ahead_layers:
+        values["nextn_predict_layers"] = shape.n_ahead_layers
     if shape.architecture in ("olmoe", "llama"):  # whose experts have no key of their own
         del values["expert_feed_forward_length"]
     if shape.architecture == "llama":

@@ -18,6 +18,7 @@ class Preset(ModelSizes):
     dense_size: int = 0  # of layers without experts
     n_dense_layers: int = 0
     yarn: float = 1.0  # the factor by which the context was stretched
+    n_ahead_layers: int = 0  # behind the others, to guess tokens with
 
 
 def _known(name: str, n_layers: int, context: int, rope_base: float, **more: Any) -> Preset:
@@ -47,7 +48,12 @@ PRESETS = {
         yarn=4.0,
         latent=LatentSizes(256, 64, 128),
     ),
-    "tiny-qwen35moe": _tiny(4, 2, 64, "qwen35moe", shared_size=256, delta=DeltaSizes(2, 4, 64, 4)),
+    "tiny-qwen35moe": _tiny(
+        *(4, 2, 64, "qwen35moe"),
+        shared_size=256,
+        delta=DeltaSizes(2, 4, 64, 4),
+        n_ahead_layers=1,
+    ),
     "olmoe-1b-7b": _known("olmoe-1b-7b", 16, 4096, 1e4),
     "qwen3-30b-a3b": _known("qwen3-30b-a3b", 48, 40960, 1e6),
     "mixtral-8x7b": _known("mixtral-8x7b", 32, 32768, 1e6),
@@ -60,5 +66,5 @@ PRESETS = {
         n_dense_layers=1,
         yarn=40.0,
     ),
-    "qwen3.6-35b-a3b": _known("qwen3.6-35b-a3b", 40, 262144, 1e7),
+    "qwen3.6-35b-a3b": _known("qwen3.6-35b-a3b", 40, 262144, 1e7, n_ahead_layers=1),
 }

@@ -15,9 +15,10 @@ Shapes = dict[str, tuple[int, ...]]
 def tensor_list(shape: Preset, mix: str) -> list[TensorInfo]:
     """Every tensor of the model, in file order."""
     shapes: Shapes = {"token_embd.weight": (shape.n_tokens, shape.hidden)}
-    for index in range(shape.n_layers):
+    for index in range(shape.n_layers + shape.n_ahead_layers):
         mixer = _delta(shape, index) or _attention(shape)
         block = mixer | _feed_forward(shape, index < shape.n_dense_layers)
+        block |= _ahead(shape) if index >= shape.n_layers else {}
         shapes |= {f"blk.{index}.{name}": size for name, size in block.items()}
     shapes |= {"output_norm.weight": (shape.hidden,)}
     shapes |= {"output.weight": (shape.n_tokens, shape.hidden)}
@@ -56,7 +57,7 @@ def _attention(shape: Preset) -> Shapes:
 def _delta(shape: Preset, index: int) -> Shapes:
     """The tensors of a layer with a delta rule; none where it has attention."""
     delta, interval = shape.delta, min(FULL_INTERVAL, shape.n_layers)
-    if delta is None or index % interval == interval - 1:
+    if delta is None or index % interval == interval - 1 or index >= shape.n_layers:
         return {}
     out, hidden = delta.n_heads * delta.head_size, shape.hidden
     n_channels = 2 * delta.n_key_heads * delta.head_size + out
@@ -71,6 +72,15 @@ def _delta(shape: Preset, index: int) -> Shapes:
         "ssm_dt.bias": (delta.n_heads,),
         "ssm_norm.weight": (delta.head_size,),
         "ssm_out.weight": (hidden, out),
+    }
+
+
+def _ahead(shape: Preset) -> Shapes:
+    """What a layer that guesses tokens has besides."""
+    norms = ("enorm", "hnorm", "shared_head_norm")
+    return {
+        "nextn.eh_proj.weight": (shape.hidden, 2 * shape.hidden),
+        **{f"nextn.{name}.weight": (shape.hidden,) for name in norms},
     }
 
 

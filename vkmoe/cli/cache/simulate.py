@@ -30,7 +30,7 @@ _POLICIES = ",".join(get_args(PolicyName))
 # Options of the engine that decide which experts are in the slots, and when.
 _DECIDING = (
     "expert_policy", "moe_warmpin", "moe_warmpin_after", "expert_resident_ids",
-    "executor", "promote_on_read", "moe_predict_prefetch", "expert_copies",
+    "executor", "promote_on_read", "moe_predict_prefetch", "expert_copies", "draft", "draft_tokens",
 )  # fmt: skip
 
 
@@ -78,14 +78,15 @@ def simulate(
     --expert-cache and a profile may give them. Both ways of --expert-allocation are shown, and
     --slots stands for --expert-slots. By default copies are in place before the next token, and
     nothing lands while it is read. --expert-copies overlap stands for copies that take a token
-    longer. Every token counts as one that runs alone.
+    longer. Every token counts as one that runs alone; with --draft mtp, tokens of replies are
+    verified together with guesses (--draft-tokens), of which 70 % are taken to be right.
     """
     from vkmoe.cli.cache.simulate_report import as_document, as_text, draw
 
     policies = _listed("--policy", tried.policy, _POLICIES.split(","), f"known are {_POLICIES}")
     if picture.plot is not None:
         check_plot(picture.plot, traces)
-    trace = _read(traces, output.quiet)
+    trace = _guessing(_read(traces, output.quiet), config)
     counts = _slots(tried.slots, trace, config)
     for line in () if output.quiet else _idle(config, policies):
         note(line)
@@ -155,6 +156,23 @@ def _read(paths: list[str], quiet: bool) -> Trace:
     for text in () if quiet else trace.notes:
         note(text)
     return trace
+
+
+def _guessing(trace: Trace, config: EngineConfig) -> Trace:
+    """Return the trace as guesses make it, where they are asked for."""
+    from vkmoe.experts.study.guesses import with_guesses
+    from vkmoe.placement.forecast.cost import ACCEPTED
+
+    if config.draft == "lookup":
+        raise UsageError("a trace does not tell what --draft lookup finds", "try --draft mtp")
+    if config.draft != "mtp":
+        return trace
+    if config.executor == "stepped":
+        raise UsageError(
+            "--draft mtp verifies several tokens at once, which --executor stepped cannot replay",
+            "leave one of them out",
+        )
+    return with_guesses(trace, config.draft_tokens, ACCEPTED)
 
 
 def _replay(

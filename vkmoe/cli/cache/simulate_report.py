@@ -52,6 +52,11 @@ def _trace_lines(trace: Trace) -> Iterator[str]:
         f"{_counted(trace.n_tokens, 'token')}{sequences}: {n_prompt} of prompts, "
         f"{trace.n_tokens - n_prompt} of replies"
     )
+    if trace.n_text:
+        yield (
+            f"{trace.n_tokens - trace.n_text} of these are guesses that are wrong; bytes are those "
+            f"of a token of the text"
+        )
 
 
 def _hit_lines(sweep: Sweep) -> Iterator[str]:

@@ -76,6 +76,7 @@ class Trace:
     ids: NDArray[np.int64] | None = None  # [n_tokens]: names of the tokens; None: not recorded
     # The first token of each run, where tokens of a prompt are processed together; (): each alone.
     runs: tuple[int, ...] = ()
+    n_text: int = 0  # tokens of the texts, where others are guesses; 0: all are
 
     @property
     def n_tokens(self) -> int:

@@ -77,7 +77,10 @@ class SimulationResult:
 
     @property
     def read_bytes(self) -> float:
-        """Return the bytes a token reads at home because experts have no slot, on average."""
+        """Return the bytes a token reads at home because experts have no slot, on average.
+
+        Guesses count for the tokens of the texts, as their copies do.
+        """
         n_uses = self.trace.n_tokens * self.trace.header.n_used
         return self._per_token(n_uses - self.layer_hits)
 
@@ -87,7 +90,8 @@ class SimulationResult:
         return self._per_token(self.n_promoted)
 
     def _per_token(self, counts: NDArray[np.int64]) -> float:
-        return float(counts @ np.array(self.trace.header.span_bytes)) / self.trace.n_tokens
+        n_tokens = self.trace.n_text or self.trace.n_tokens
+        return float(counts @ np.array(self.trace.header.span_bytes)) / n_tokens
 
 
 def simulate(

@@ -38,7 +38,8 @@ LOST = 0.25
 # Of the tokens that a layer guesses ahead, the share that is right where all before them are: an
 # assumption. Of Qwen3.6's, people measure 0.7 to 0.85 for the first.
 ACCEPTED = 0.7
-# Neighbouring tokens share experts: n use n ** SPREAD times as many as one.
+# Neighbouring tokens share experts: n use n ** SPREAD times as many as one. In texts that the demo
+# model reads, two use 1.75 to 1.79 times as many, four 2.9 to 3.1 times.
 SPREAD = 0.8
 
 
