@@ -31,6 +31,7 @@ OTHERS = (
     "--ubatch-size",
     "-ub",
     "--draft",
+    "--draft-model",
     "--threads",
     "-t",
 )  # not about experts

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.engine.test_context import grow_in_steps
 from tests.engine.tiny import Tensor, expected, lengthened, model_path, rewrite
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
@@ -88,8 +89,11 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", GUESSING)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sample(4)
-def test_a_text_does_not_depend_on_guesses(name: str, way: str) -> None:
-    """Several replies at once, drawn and greedy, some of whose guesses are right."""
+def test_a_text_does_not_depend_on_guesses(
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several replies at once, drawn and greedy, while the caches grow."""
+    grow_in_steps(monkeypatch)
     options = dict(WAYS[way])
     if "dense" in name:
         options = {key: x for key, x in options.items() if key.startswith(("cache", "device"))}

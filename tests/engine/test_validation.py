@@ -135,6 +135,7 @@ def test_a_generation_beside_the_cpu_is_silent(how: str) -> None:
 MIXED: dict[str, tuple[str, dict[str, Any]]] = {
     "latent": ("deepseek2_lite", {}),
     "kept as they are read": ("moe_plain", {"expert_slots": 2, "promote_on_read": True}),
+    "guessed by a layer": ("qwen35moe_odd", {"draft": "mtp", "draft_tokens": 2}),
     "gathered": ("qwen2moe_plain", {"expert_slots": 2, "miss": "gather"}),
     "stepped": ("moe_plain", {"expert_slots": 2, "executor": "stepped"}),
     "in groups": ("moe_plain", {"expert_slots": 1, "host_pool": "100KiB", "miss": "gather"}),
