@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from tests.engine.test_context import grow_in_steps
 from tests.engine.tiny import Tensor, expected, lengthened, model_path, rewrite
+from tests.gpu.checker import unguarded
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError
+from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.llm import LLM
 from vkmoe.models import open_model
 
@@ -74,6 +76,29 @@ def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
         assert both == [wanted[-1].argmax(), stored["further_logits"].argmax()]
         logits = engine.full_logits(0)
         np.testing.assert_allclose(logits, stored["further_logits"], rtol=0, atol=most)
+
+
+@pytest.mark.parametrize("name", GUESSING)
+def test_every_barrier_of_guesses_is_needed(name: str) -> None:
+    """An independent judge finds nothing unguarded, and misses each barrier that is taken away."""
+    with engine_of(name, ubatch_size=40) as engine:
+        phases: tuple[tuple[Phase, int], ...] = (("prompt", 3), ("decode", 2))
+        for phase, n in phases:
+            tokens, sequence = (5,) * n, (0,) * n
+            first = 0 if phase == "prompt" else 3
+            wants, positions = (True,) * n, tuple(range(first, first + n))
+            engine.run(TokenBatch(tokens, positions, sequence, wants, phase))
+            engine.guess(tokens, wants, 2)
+        ahead = engine._ahead
+        assert ahead is not None and len(ahead._recorded) == 4
+        for recorded in ahead._recorded.values():
+            commands = recorded.program.commands
+            barriers = plan_barriers(commands)
+            assert unguarded(commands, barriers) == []
+            for index in [i for i, barrier in enumerate(barriers) if barrier]:
+                without = [*barriers]
+                without[index] = False
+                assert any(second == index for _, second in unguarded(commands, without))
 
 
 WAYS: dict[str, dict[str, Any]] = {
