@@ -61,6 +61,8 @@ class CharacterBpeCodec(CharacterCodec):
 
     def __init__(self, vocabulary: Vocabulary, pre: PreTokenizerSpec) -> None:
         super().__init__(vocabulary)
+        # Line ends and others are never merged, even if there is a token of both.
+        self._pairs = {pair for pair in self._pairs if "\n" not in pair or pair == "\n\n"}
         ids = vocabulary.ids
         self._backend = Backend(
             models.BPE(vocab=ids, merges=vocabulary.merges, byte_fallback=True, fuse_unk=False)
