@@ -84,3 +84,8 @@ def test_a_vocabulary_without_a_byte_is_refused() -> None:
     tokens = ["x" if text == "<0x41>" else text for text in metadata()["tokenizer.ggml.tokens"]]
     with pytest.raises(ModelFileError, match="no byte token <0x41>"):
         gemma(tokens=tokens)
+
+
+def test_a_long_text_is_cut_at_line_ends_even_if_a_token_has_one() -> None:
+    ids = gemma().encode("a\n" * 200_000, add_special=False)
+    assert ids == gemma().encode("a\n", add_special=False) * 200_000
