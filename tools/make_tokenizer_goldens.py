@@ -6,7 +6,8 @@
 Writes tests/generate/text/tokens/: strings.json.xz with the strings, a file for each vocabulary of
 the folder, and one for each pre-tokenizer with the vocabulary of pair_vocabulary.py. Every file
 holds the strings with that vocabulary's special tokens and, for all strings, the ids with special
-tokens parsed and without, how a text begins, and which tokens end one.
+tokens parsed and without, how a text begins, and which tokens end one. Fails if llama.cpp makes
+something else of a string under another name of the same kind.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from tools.gguf_writer import write_gguf
 from tools.pair_vocabulary import pair_vocabulary
 from tools.tokenizer_strings import difficult_strings, special_strings
+from vkmoe.generate.text.byte_level import PRE_TOKENIZERS
 from vkmoe.gguf_file import TensorInfo
 
 TARGET = Path(__file__).parents[1] / "tests" / "generate" / "text" / "tokens"
@@ -32,6 +34,7 @@ TARGET = Path(__file__).parents[1] / "tests" / "generate" / "text" / "tokens"
 KINDS = (
     *("default", "gpt-2", "llama-bpe", "chatglm-bpe", "glm4", "qwen2", "qwen35", "smollm"),
     *("tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3"),
+    *("afmoe", "exaone-moe", "gemma4", "kimi-k2", "laguna", "sarvam-moe", "tiny_aya"),
 )
 
 
@@ -79,23 +82,38 @@ def _no_tensor(tensor: TensorInfo) -> NDArray[np.uint8]:
     raise AssertionError(f"no tensor was asked for, not even {tensor.name}")
 
 
+def compare(kind: str, document: dict[str, Any]) -> None:
+    """Stop if a document is not the stored one of `kind`."""
+    stored = json.loads(lzma.decompress((TARGET / f"{kind}.json.xz").read_bytes()))
+    for key in ("parsed", "plain", "started", "ends"):
+        if document[key] != stored[key]:
+            raise SystemExit(f"llama.cpp does not make of texts what it makes under {kind}: {key}")
+
+
+def _ask(path: Path, what: str, name: str) -> None:
+    """Store or compare what llama.cpp makes of a vocabulary, in a process of its own."""
+    print(what, name)
+    command = [sys.executable, "-m", "tools.make_tokenizer_goldens", str(path), what, name]
+    subprocess.run(command, check=True)
+
+
 def main() -> None:
-    """Store every golden, each vocabulary in a process of its own."""
+    """Store every golden, and compare those of other names."""
     if len(sys.argv) == 4:
-        store(sys.argv[3], golden(Path(sys.argv[1])))
+        document = golden(Path(sys.argv[1]))
+        (store if sys.argv[2] == "as" else compare)(sys.argv[3], document)
         return
     TARGET.mkdir(exist_ok=True)
     store("strings", [text.decode("latin-1") for text in difficult_strings()])
-    found = sorted(Path(sys.argv[1]).glob("*.gguf"))
-    paths = {path.stem.removeprefix("ggml-vocab-"): path for path in found}
+    for path in sorted(Path(sys.argv[1]).glob("*.gguf")):
+        _ask(path, "as", path.stem.removeprefix("ggml-vocab-"))
+    names = [*KINDS, *sorted(PRE_TOKENIZERS.keys() - set(KINDS))]
     with tempfile.TemporaryDirectory() as folder:
-        for kind in KINDS:
-            paths[f"pairs-{kind}"] = Path(folder) / f"{kind}.gguf"
-            write_gguf(paths[f"pairs-{kind}"], pair_vocabulary(kind), [], _no_tensor)
-        for name, path in paths.items():
-            print(name)
-            command = [sys.executable, "-m", "tools.make_tokenizer_goldens", str(path), "as", name]
-            subprocess.run(command, check=True)
+        for name in names:
+            path, kind = Path(folder) / f"{name}.gguf", PRE_TOKENIZERS[name].name
+            write_gguf(path, pair_vocabulary(name), [], _no_tensor)
+            _ask(path, "as" if name == kind else "like", f"pairs-{kind}")
+            path.unlink()
 
 
 if __name__ == "__main__":

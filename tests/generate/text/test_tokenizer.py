@@ -139,6 +139,13 @@ def test_how_words_are_cut(name: str, words: list[str]) -> None:
     assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word, _ in cut] == words
 
 
+@pytest.mark.parametrize("name", ["afmoe", "tiny_aya"])
+def test_numbers_are_grouped_from_their_right_end(name: str) -> None:
+    cut = PRE_TOKENIZERS[name].pre_tokenizer().pre_tokenize_str("1234567 x12 123456,1")
+    words = [word.replace("Ġ", " ") for word, _ in cut]
+    assert words == ["1", "234", "567", " x", "12", " ", "123", "456", ",", "1"]
+
+
 def test_an_accent_is_not_joined_to_its_letter() -> None:
     """As in llama.cpp; the published tokenizers of these models compose text first (NFC)."""
     for pre in ("qwen2", "olmo"):
@@ -149,7 +156,8 @@ def test_an_accent_is_not_joined_to_its_letter() -> None:
     "aliases",
     [
         ["llama-bpe", "llama3", "llama-v3", "lfm2"],
-        ["qwen2", "deepseek-r1-qwen", "hunyuan", "stablelm2"],
+        ["qwen2", "deepseek-r1-qwen", "hunyuan", "stablelm2", "bailingmoe2"],
+        ["tiny_aya", "cohere2moe"],
         ["gpt-4o", "llama4"],
         ["glm4", "glm5"],
         ["chatglm-bpe", "smaug-bpe", "dbrx"],

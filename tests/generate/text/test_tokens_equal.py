@@ -1,5 +1,6 @@
 """Real vocabularies, token for token: the ids published with them and what llama.cpp makes of
-difficult strings (stored by tools/make_tokenizer_goldens.py).
+difficult strings (stored by tools/make_tokenizer_goldens.py); and small ones, trained on those
+strings, that families' own tokenizers read (tools/make_family_goldens.py).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 
 from tests.generate.conftest import tokenizer_of
+from tools.make_family_goldens import strings
 from tools.make_tokenizer_goldens import KINDS
 from tools.pair_vocabulary import pair_vocabulary
 from tools.tokenizer_strings import difficult_strings
 from vkmoe.generate.text.byte_level import PRE_TOKENIZERS
 from vkmoe.generate.text.sentencepiece import SentencePieceCodec
 from vkmoe.generate.text.tokenizer import StreamDetokenizer, Tokenizer
-from vkmoe.generate.text.vocabulary import Vocabulary, read_vocabulary
+from vkmoe.generate.text.vocabulary import TokenType, Vocabulary, read_vocabulary
 from vkmoe.gguf_file import open_gguf
 
 GOLDENS = Path(__file__).with_name("tokens")
@@ -29,6 +31,13 @@ NAMES = (
 )
 PAIRS = tuple(f"pairs-{kind}" for kind in KINDS)
 SENTENCEPIECE = ("llama-spm", "phi-3")
+SPELLED = (
+    *SENTENCEPIECE,
+    *(f"pairs-{kind}" for kind in KINDS if PRE_TOKENIZERS[kind].in_characters),
+)
+# How many strings the families themselves cut in another way than llama.cpp and vkmoe: Kimi's those
+# with combining marks, Aya's those with blanks or letters beside a number.
+OWN = {"bailingmoe": 0, "exaone-moe": 0, "gemma4": 0, "kimi-k2": 85, "tiny_aya": 11}
 # Parameters: those of the folder shared/, and those that need no folder.
 THERE = [pytest.param(name, marks=pytest.mark.shared) for name in NAMES]
 THERE_SPM = [pytest.param(name, marks=pytest.mark.shared) for name in SENTENCEPIECE]
@@ -94,6 +103,29 @@ def test_difficult_strings_become_what_llama_cpp_makes_of_them(
         assert wrong == []
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_difficult_strings_become_what_the_families_own_tokenizers_make_of_them(name: str) -> None:
+    stored = golden(f"own-{name}")
+    tokenizer = tokenizer_of(own_metadata(name, stored))
+    pairs = list(zip(strings(), stored["ids"], strict=True))
+    wrong = [text for text, ids in pairs if tokenizer.encode(text, False) != ids]
+    assert len(pairs) > 450 and len(wrong) == OWN[name], wrong
+
+
+def own_metadata(name: str, stored: Any) -> dict[str, Any]:
+    """The metadata of a file that has a family's small vocabulary."""
+    is_gemma = name == "gemma4"
+    tokens = stored["tokens"]
+    kinds = [TokenType.BYTE if text.startswith("<0x") else TokenType.NORMAL for text in tokens]
+    return {
+        "tokenizer.ggml.model": "gemma4" if is_gemma else "gpt2",
+        "tokenizer.ggml.pre": name,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
+        "tokenizer.ggml.merges": stored["merges"],
+    }
+
+
 @pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")
 @pytest.mark.sample(7)
 def test_a_text_becomes_the_same_where_it_may_be_cut(name: str, subject: Tokenizer) -> None:
@@ -103,14 +135,14 @@ def test_a_text_becomes_the_same_where_it_may_be_cut(name: str, subject: Tokeniz
     n_cuts = 0
     for _ in range(60):
         text = "".join(draw.choices(strings, k=4))[:600].replace(
-            " ", "▁" if name in SENTENCEPIECE else " "
+            " ", "▁" if name in SPELLED else " "
         )
         whole, place = codec.encode_piece(text), 1
         while (place := codec.find_cut(text, place, len(text)) or 0) > 0:
             parts = codec.encode_piece(text[:place]) + codec.encode_piece(text[place:])
             assert parts == whole, (text[:place], text[place:])
             place, n_cuts = place + 1, n_cuts + 1
-    assert n_cuts > 300
+    assert n_cuts > 200
 
 
 @pytest.mark.parametrize("name", [*THERE, *PAIRS], scope="module")

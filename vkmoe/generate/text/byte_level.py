@@ -3,7 +3,8 @@
 It owns the table of `tokenizer.ggml.pre` names and what each means for the `tokenizers` package,
 and the printable spelling of bytes. Words are cut as in llama.cpp, for which the names were
 invented: no Unicode normalisation, and in the newer OpenAI and Mistral kinds combining marks are
-symbols. It does not own special tokens (tokenizer.py) or the vocabulary (vocabulary.py).
+symbols. It does not own special tokens (tokenizer.py), the vocabulary (vocabulary.py) or tokens
+that are spelled in characters (characters.py).
 """
 
 from __future__ import annotations
@@ -59,6 +60,25 @@ _DEEPSEEK3 = (
     r"[!-/:-~&&[^A-Za-z]][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     + _BLANKS
 )
+# The Han characters that Kimi's kind knows: blocks, whatever of them is assigned.
+_HAN = (
+    r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}"
+    r"\x{2A700}-\x{2EBEF}\x{2F800}-\x{2FA1F}"
+)
+# Scripts that AFMoE cuts from others: those of East Asia, those written without blanks, and all
+# that lies between U+9FFF and U+FAFF, as in llama.cpp.
+_AFMOE_SCRIPTS = (
+    r"[\x{E40}-\x{EFF}\x{1000}-\x{109F}\x{1100}-\x{11FF}\x{1780}-\x{17FF}\x{2F00}-\x{2FDF}"
+    r"\x{3040}-\x{30FF}\x{3400}-\x{4DBF}\x{4E00}-\x{FAFF}\x{FF65}-\x{FF9F}]+"
+)
+_LINE_ENDS = r"\n++"
+# Numbers in groups of three from their right end. What stands before a number stays with its
+# first group: later patterns cut it off, but count its last blank apart. First that group with
+# all that follows in one, then group by group: no group looks through the rest of its number.
+_GROUPS = (
+    r"(?:\p{N}{3})++(?!\p{N})|\P{N}*+(?:\p{N}{1,2}(?=(?:\p{N}{3})*+(?!\p{N}))|\p{N}{3})|\P{N}++",
+    r"\P{N}*+\p{N}{1,3}|\P{N}++",
+)
 # Where words end in each of these kinds: no match of any pattern has such a character before the
 # other. What no pattern matches stays together: in some kinds a sign and the blank behind it.
 _CUT = (
@@ -68,6 +88,7 @@ _CUT = (
 _CUT_AT_BLANKS = rf"{_CUT}|\S(?= )"
 _CUT_AT_WORDS = rf"{_CUT}|\S(?= [A-Za-z])|[A-Za-z0-9\u4E00-\u9FA5](?= )"
 _LLAMA3 = _words(r"\p{L}", r"\p{N}{1,3}", r"\p{L}\p{N}")
+_QWEN2 = _words(r"\p{L}", r"\p{N}", r"\p{L}\p{N}")
 
 
 @dataclass(frozen=True)
@@ -83,17 +104,27 @@ class PreTokenizerSpec:
     aliases: str = ""  # other names that mean it
     whole_words: bool = False  # a word that is a token is taken whole, without merging
     adds_bos: bool = False  # what holds when the file does not say
+    joins_words: bool = False  # one blank between two letters ends no word
+    in_characters: bool = False  # tokens are spelled in characters, not in bytes (characters.py)
+    whole_line_ends: bool = False  # a run of line ends that is a token is taken whole
+    always_adds_bos: bool = False  # whatever the file says
 
     def pre_tokenizer(self) -> PreTokenizer:
-        """Build the splitting step; its last stage maps bytes to printable characters."""
+        """Build the splitting step; its last stage maps bytes to printable characters.
+
+        That stage is left out where tokens are spelled in characters.
+        """
         steps: list[PreTokenizer] = [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns
         ]
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        if not self.in_characters:
+            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         return pre_tokenizers.Sequence(steps)
 
     def cuts(self) -> re.Pattern[str]:
         """Match characters behind which a text may be cut: both parts become what they were."""
+        if self.joins_words:
+            return re.compile(_CUT)
         has_blanks = any(pattern.endswith(r"|\s+") for pattern in self.patterns)
         return re.compile(_CUT_AT_BLANKS if has_blanks else _CUT_AT_WORDS)
 
@@ -116,9 +147,11 @@ _KINDS = (
     PreTokenizerSpec("glm4", (_LLAMA3,), "glm5", whole_words=True),
     PreTokenizerSpec(
         "qwen2",
-        (_words(r"\p{L}", r"\p{N}", r"\p{L}\p{N}"),),
-        "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2 kormo f2llmv2",
+        (_QWEN2,),
+        "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2 kormo f2llmv2 "
+        "bailingmoe bailingmoe2 llada-moe",
     ),
+    PreTokenizerSpec("laguna", (_LINE_ENDS, _QWEN2)),
     PreTokenizerSpec("qwen35", (_words(r"\p{L}\p{M}", r"\p{N}", r"\p{L}\p{M}\p{N}"),)),
     PreTokenizerSpec(
         "smollm",
@@ -148,6 +181,35 @@ _KINDS = (
         (r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+", _DEEPSEEK3),
         "hunyuan-dense joyai-llm hy_v4",
     ),
+    PreTokenizerSpec("afmoe", (*_GROUPS, _AFMOE_SCRIPTS, _DEEPSEEK3)),
+    PreTokenizerSpec(
+        "tiny_aya",
+        (
+            *_GROUPS,
+            rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+(?:{_ENDINGS})?|\p{{N}}{{1,3}}"
+            rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}",
+        ),
+        "cohere2moe",
+    ),
+    PreTokenizerSpec(
+        "kimi-k2",
+        (
+            rf"[{_HAN}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{_HAN}]]+(?:{_ENDINGS})?|\p{{N}}{{1,3}}"
+            rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}",
+        ),
+    ),
+    PreTokenizerSpec(
+        "exaone-moe",
+        (
+            rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}\p{{M}}*+(?: ?\p{{L}}\p{{M}}*+)*+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]?|{_BLANKS}",
+        ),
+        joins_words=True,
+    ),
+    PreTokenizerSpec(
+        "gemma4", (_LINE_ENDS,), in_characters=True, whole_line_ends=True, always_adds_bos=True
+    ),
+    PreTokenizerSpec("sarvam-moe", (_LINE_ENDS,), in_characters=True),
 )
 PRE_TOKENIZERS = {name: kind for kind in _KINDS for name in (kind.name, *kind.aliases.split())}
 

@@ -1,7 +1,7 @@
 """This module cuts a long text into pieces, so that encoding holds memory for one at a time.
 
 The `tokenizers` package takes some 200 bytes for each byte of the text that it is given. Where a
-text may be cut without another result is what the codecs know (byte_level.py, sentencepiece.py).
+text may be cut without another result is what the codecs know (byte_level.py, characters.py).
 """
 
 from __future__ import annotations

@@ -1,39 +1,32 @@
 """This module turns text into ids by merging the best-scored pair (SentencePiece), and back.
 
-It owns how scores become the merges that the `tokenizers` package wants, the plain twin of that
-package for vocabularies with equal scores, the spelling of blanks, and bytes for characters without
-a token. It does not own special tokens (special_tokens.py). As in llama.cpp, every token can come
-out of a merge, and text is not normalised.
+It owns how scores become the merges that the `tokenizers` package wants, and the plain twin of that
+package for vocabularies with equal scores. It does not own the spelling of blanks and bytes
+(characters.py) or special tokens (tokenizer.py). As in llama.cpp, every token can come out of a
+merge.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from vkmoe.generate.text.pieces import pieces
+from vkmoe.generate.text.characters import BLANK, CharacterCodec
 from vkmoe.generate.text.vocabulary import Vocabulary
 
-_BLANK = "\u2581"
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
-
-class SentencePieceCodec:
+class SentencePieceCodec(CharacterCodec):
     """Encodes plain text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._adds_space = vocabulary.adds_space
+        super().__init__(vocabulary)
         self._ids = vocabulary.ids
         self._byte_ids = vocabulary.byte_ids
         self._costs: list[float] = (-vocabulary.scores).tolist()
-        # Neighbours within tokens: two characters that are never such are never merged.
-        self._pairs = {pair for text in vocabulary.tokens for pair in map("".join, pairwise(text))}
         # A merge needs an id for each character of a token: those without get one after the others.
         chars = sorted({char for text in vocabulary.tokens for char in text} - self._ids.keys())
         added = {char: len(self._ids) + i for i, char in enumerate(chars)}
@@ -45,15 +38,6 @@ class SentencePieceCodec:
         merges = [] if self.has_equal_scores else pairs
         self._backend = Backend(models.BPE(vocab=ids, merges=merges, byte_fallback=True))
 
-    def encode(self, text: str, after_special: bool) -> list[int]:
-        """Return the token ids of `text`, a piece between special tokens or at the start.
-
-        Raises PromptError for text that can be cut nowhere.
-        """
-        prefix = _BLANK if after_special and self._adds_space else ""
-        spelled = prefix + text.replace(" ", _BLANK)
-        return [i for piece in pieces(spelled, self.find_cut) for i in self.encode_piece(piece)]
-
     def encode_piece(self, spelled: str) -> list[int]:
         """Return the token ids of text whose blanks are spelled already, and which is not cut."""
         if self.has_equal_scores:
@@ -62,10 +46,6 @@ class SentencePieceCodec:
         found = self._backend.encode_batch_fast([spelled], add_special_tokens=False)[0].ids
         return [i for token in found for i in self._spelled[token]]
 
-    def find_cut(self, text: str, first: int, last: int) -> int | None:
-        """Return the first place where no token can lie across; None: there is none."""
-        return next((i for i in range(first, last) if text[i - 1 : i + 1] not in self._pairs), None)
-
     def encode_plainly(self, spelled: str) -> list[int]:
         """Return the token ids of text whose blanks are spelled already, without the package."""
         ids: list[int] = []
@@ -73,11 +53,6 @@ class SentencePieceCodec:
             token = self._ids.get(symbol)
             ids += self._spell(symbol) if token is None else [token]
         return ids
-
-    def token_bytes(self, text: str) -> bytes:
-        """Return the bytes that a token with this text stands for."""
-        byte = _BYTE_TOKEN.fullmatch(text)
-        return bytes.fromhex(byte[1]) if byte else text.replace(_BLANK, " ").encode()
 
     def _spell(self, char: str) -> tuple[int, ...]:
         return tuple(self._byte_ids[byte] for byte in char.encode())
@@ -105,7 +80,7 @@ def _have_equal_scores(pairs: list[tuple[str, str]], vocabulary: Vocabulary) -> 
     score_of = {
         left + right: vocabulary.scores[vocabulary.ids[left + right]] for left, right in pairs
     }
-    runs = {text for text in score_of if not text.strip(_BLANK)}
+    runs = {text for text in score_of if not text.strip(BLANK)}
     scores = [score for text, score in score_of.items() if text not in runs]
     scores += {score_of[text] for text in runs}
     return len(set(scores)) < len(scores)

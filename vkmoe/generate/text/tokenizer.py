@@ -2,7 +2,8 @@
 
 It owns encoding and decoding as a whole: special tokens, what is added around a text, the bytes of
 every token, and the bytes of a character that is not finished yet. It does not own reading the
-metadata (vocabulary.py) or how plain text becomes ids (byte_level.py, sentencepiece.py).
+metadata (vocabulary.py) or how plain text becomes ids (byte_level.py, characters.py,
+sentencepiece.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from vkmoe.generate.text.byte_level import ByteLevelCodec
+from vkmoe.generate.text.characters import CharacterBpeCodec, CharacterCodec
 from vkmoe.generate.text.sentencepiece import SentencePieceCodec
 from vkmoe.generate.text.vocabulary import Vocabulary, read_vocabulary
 from vkmoe.gguf_file import GgufFile
@@ -20,7 +22,7 @@ _SWALLOWED = " \t\n\v\f\r"  # by some special tokens in front of them
 
 
 class Tokenizer:
-    """Turns text into token ids and back, by byte-level BPE or SentencePiece.
+    """Turns text into token ids and back, by BPE of bytes or characters, or SentencePiece.
 
     `bos_id`, `eos_id`, `eot_id` are None where the model has no such token; `end_ids` are all
     tokens that end a generation; `control_ids` never show in generated text; `added_first` is what
@@ -44,11 +46,7 @@ class Tokenizer:
         self._tokens = tokens
         self._special_texts = {tokens[i]: i for i in self.special_ids}
         self._longest_first = sorted(self.special_ids, key=lambda i: (-len(tokens[i].encode()), i))
-        self._codec: ByteLevelCodec | SentencePieceCodec = (
-            SentencePieceCodec(vocabulary)
-            if pre is None
-            else ByteLevelCodec(vocabulary.ids, vocabulary.merges, pre)
-        )
+        self._codec = _codec(vocabulary)
 
     @classmethod
     def from_file(cls, file: GgufFile) -> Tokenizer:
@@ -159,6 +157,15 @@ class Tokenizer:
         if token_id in self._swallowing:
             others = [text.lstrip(_SWALLOWED) for text in others]
         return [first, *(piece for text in others for piece in (token_id, text))]
+
+
+def _codec(vocabulary: Vocabulary) -> ByteLevelCodec | CharacterCodec:
+    pre = vocabulary.pre
+    if pre is None:
+        return SentencePieceCodec(vocabulary)
+    if pre.in_characters:
+        return CharacterBpeCodec(vocabulary, pre)
+    return ByteLevelCodec(vocabulary.ids, vocabulary.merges, pre)
 
 
 class StreamDetokenizer:

@@ -59,8 +59,8 @@ class TokenType(enum.IntEnum):
 class Vocabulary:
     """Holds a checked vocabulary: every id below is smaller than `len(tokens)`.
 
-    With `pre` it is a byte-level one and has `merges`, without it is a SentencePiece one and has
-    `scores` and `byte_ids`.
+    With `pre` it has `merges`, without it is a SentencePiece one and has `scores`. It has
+    `byte_ids` where tokens are spelled in characters: without `pre`, or where that says so.
     """
 
     pre: PreTokenizerSpec | None
@@ -86,8 +86,10 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
     Raises ModelFileError for missing, malformed or contradicting metadata and
     UnsupportedModelError for a tokenizer model or pre-tokenizer vkmoe does not know.
     """
-    is_spm = _is_sentencepiece(file)
-    pre = None if is_spm else _pre_tokenizer(file)
+    model = _model(file)
+    is_spm = model == "llama"
+    pre = None if is_spm else _pre_tokenizer(file, model)
+    in_characters = pre is None or pre.in_characters
     texts = file.strings("tokenizer.ggml.tokens")
     tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]  # llama.cpp's name
     ids = _ids(file, tokens)
@@ -101,31 +103,32 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         ids=ids,
         merges=[] if is_spm else _merges(file, tokens, ids),
         scores=_scores(file, len(tokens)) if is_spm else np.zeros(0),
-        byte_ids=_byte_ids(file, ids) if is_spm else [],
+        byte_ids=_byte_ids(file, ids) if in_characters else [],
         control=control,
         user_defined=user_defined,
         unused=frozenset(np.flatnonzero(types == TokenType.UNUSED).tolist()) - control,
         swallow_blanks=_swallowing(file, ids, control | user_defined),
         named=named,
         end_ids=_end_ids(ids, shown_ids) | {i for name, i in named.items() if name != "bos"},
-        added_first=_added(file, "bos", pre.adds_bos if pre is not None else True, named),
+        added_first=_added_first(file, pre, named),
         added_last=_added(file, "eos", False, named),
         adds_space=is_spm and file.get("tokenizer.ggml.add_space_prefix", bool, True),
     )
 
 
-def _is_sentencepiece(file: GgufFile) -> bool:
+def _model(file: GgufFile) -> str:
     model = file.require("tokenizer.ggml.model", str)
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", "gemma4"):
         raise UnsupportedModelError(
             f"{file.path}: the model's tokenizer {shown(model)} is not known",
-            "vkmoe reads byte-level BPE ('gpt2') and SentencePiece ('llama') vocabularies",
+            "vkmoe reads BPE ('gpt2', 'gemma4') and SentencePiece ('llama') vocabularies",
         )
-    return model == "llama"
+    return model
 
 
-def _pre_tokenizer(file: GgufFile) -> PreTokenizerSpec:
-    name = file.get("tokenizer.ggml.pre", str, "")
+def _pre_tokenizer(file: GgufFile, model: str) -> PreTokenizerSpec:
+    """Find how words are cut. Gemma 4's model has one way, whatever the file names."""
+    name = model if model == "gemma4" else file.get("tokenizer.ggml.pre", str, "")
     if not name:
         log.warning(
             "the model file does not say how to cut text into words (no tokenizer.ggml.pre): "
@@ -204,10 +207,15 @@ def _shown_ids(ids: Mapping[str, int]) -> set[int]:
 
 def _end_ids(ids: Mapping[str, int], shown_ids: set[int]) -> frozenset[int]:
     """Find the tokens that end a generation by their text."""
-    ends = _ids_of(_ENDS.split(), ids)
+    ends = _ids_of(_ENDS.split(), ids) - _plain_ids(ids)
     if {"[gMASK]", "<|observation|>"} <= ids.keys():  # GLM: the next to speak is someone else
         ends |= _ids_of(("<|user|>", "<|observation|>"), ids)
     return frozenset(ends - shown_ids)
+
+
+def _plain_ids(ids: Mapping[str, int]) -> set[int]:
+    """Find tokens that look special and are not: Gemma 4 has the </s> of HTML."""
+    return _ids_of(("</s>",), ids) if "<|tool_response>" in ids else set()
 
 
 def _special(
@@ -221,13 +229,22 @@ def _special(
     by_type = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN))
     control = set(np.flatnonzero(by_type).tolist()) | (set(named.values()) - user_defined)
     control |= _ids_of((_ENDS + _INFILLING).split(), ids)
-    return frozenset(control - shown_ids), frozenset((user_defined - control) | shown_ids)
+    plain, user_defined = _plain_ids(ids), user_defined - control | shown_ids
+    return frozenset(control - shown_ids - plain), frozenset(user_defined - plain)
 
 
 def _swallowing(file: GgufFile, ids: Mapping[str, int], special: frozenset[int]) -> frozenset[int]:
     name = file.get("general.name", str, "").lower()
     is_phi3 = "phi3" in name or "phi-3" in name
     return special - _ids_of(_PHI3_KEEPS_BLANKS, ids) if is_phi3 else frozenset()
+
+
+def _added_first(
+    file: GgufFile, pre: PreTokenizerSpec | None, named: Mapping[str, int]
+) -> list[int]:
+    if pre is not None and pre.always_adds_bos and "bos" in named:
+        return [named["bos"]]
+    return _added(file, "bos", pre is None or pre.adds_bos, named)
 
 
 def _added(file: GgufFile, name: str, default: bool, named: Mapping[str, int]) -> list[int]:
