@@ -434,7 +434,8 @@ class WeightBytes:
     copied: int = 0  # that they cannot read there
     file_spans: tuple[SpanInFile, ...] = ()  # in each MoE layer, where the CPU computes experts
     layer_pieces: tuple[int, ...] = ()  # how many of `pieces` each layer has; the first has none
-    ahead: int = 0  # of the layer that guesses tokens, which the trunk has
+    ahead_pieces: int = 0  # how many of `pieces`, the last ones, the layer has that guesses tokens
+    ahead: int = 0  # bytes of that layer
     ahead_experts: int = 0  # of these
 
     @property

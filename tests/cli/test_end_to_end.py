@@ -61,7 +61,7 @@ VALUES: dict[str, Any] = {
 LEFT_OUT = (
     *("file", "expert_cache", "expert_resident_ids", "expert_profile", "expert_stats"),
     *("moe_predict_prefetch", "plot", "prompts", "cpu_moe", "n_cpu_moe", "device_profile"),
-    *("server", "api_key"),
+    *("server", "api_key", "draft_model"),
 )
 VARYING = ("load_seconds", "ttft_seconds", "prompt_seconds", "decode_seconds", "prompt_rate",
            "decode_rate")  # fmt: skip

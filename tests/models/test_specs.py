@@ -75,8 +75,8 @@ def test_qwen35(tmp_path: Path) -> None:
         ("ssm.conv_kernel", 9, "ssm.conv_kernel is 9: must be between 1 and 7"),
         ("ssm.group_count", 4, "6 heads of 32 with 4 key heads"),
         ("ssm.inner_size", 96, "ssm.inner_size 96"),
-        ("attention.recurrent_layers", [True] * 3, "an array of 3: the model has 4 layers"),
-        ("attention.recurrent_layers", [1, 1, 0, 1], "must hold true or false"),
+        ("attention.recurrent_layers", [True] * 3, "an array of 3: the model has 5 layers"),
+        ("attention.recurrent_layers", [1, 1, 0, 1, 0], "must hold true or false"),
         ("ssm.dt_rank", 3, "unknown metadata 'qwen35moe.ssm.dt_rank'"),
     ],
 )

@@ -102,9 +102,7 @@ def token_bytes(
     guess = weights.ahead - unused + embedding_bytes if weights.ahead else 0
     if weights.mapped:
         return TokenBytes(trunk, experts, others, in_host, guess=guess)
-    head = embedding_bytes
-    if not spec.tied_embeddings:  # it stands behind the layers, and the gain of a norm
-        head = weights.pieces[sum(weights.layer_pieces) + 2]
+    head = embedding_bytes if spec.tied_embeddings else weights.pieces[-1 - weights.ahead_pieces]
     return TokenBytes(trunk, experts, others, in_host, min(head, trunk), guess)
 
 
