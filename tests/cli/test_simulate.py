@@ -240,6 +240,23 @@ def test_traces_that_name_their_tokens_tell_what_knowing_them_is_worth(
     assert "do not name" not in run("simulate", str(tmp_path / "n.jsonl"), "--slots", "6").out
 
 
+def test_guesses_bring_experts_of_their_own(run: Run, path: str) -> None:
+    """Bytes count for tokens of the text, which wrong guesses are not."""
+    read = {}
+    for name, flags in {"none": (), "mtp": ("--draft", "mtp", "--draft-tokens", "3")}.items():
+        found = document(run, path, "--slots", "8", *flags)["slots"][0]
+        read[name] = found["chosen"]["read_bytes_per_token"]
+    assert read["mtp"] > 1.1 * read["none"]
+    text = run("simulate", path, "--slots", "8", "--draft", "mtp").out
+    assert "are guesses that are wrong" in text
+    for flags, words in {
+        ("--draft", "lookup"): "what --draft lookup finds",
+        ("--draft", "mtp", "--executor", "stepped"): "--executor stepped cannot replay",
+    }.items():
+        done = run("simulate", path, *flags)
+        assert done.code == 1 and words in done.err
+
+
 def test_slots_and_policies_can_be_chosen(run: Run, path: str) -> None:
     found = document(run, path, "--slots", "9, 2,,9", "--policy", "LFRU,lru")
     assert [rung["slots"] for rung in found["slots"]] == [2, 9]
