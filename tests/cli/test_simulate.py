@@ -254,7 +254,7 @@ def test_guesses_bring_experts_of_their_own(run: Run, path: str) -> None:
         ("--draft", "mtp", "--executor", "stepped"): "--executor stepped cannot replay",
     }.items():
         done = run("simulate", path, *flags)
-        assert done.code == 1 and words in done.err
+        assert done.code == 2 and words in done.err
 
 
 def test_slots_and_policies_can_be_chosen(run: Run, path: str) -> None:
