@@ -32,6 +32,10 @@ OWN = {
     "deepseek2_unsplit": ("attn_kv_b.weight", "attn_q.weight"),
     "mixtral_one_by_one": ("ffn_gate.0.weight", "ffn_up.1.weight", "ffn_down.2.weight"),
     "olmoe_plain": ("attn_q_norm.weight",),
+    "glm4moe_odd": (
+        *("attn_k.bias", "attn_k_norm.weight", "post_attention_norm.weight"),
+        *("exp_probs_b.bias", "ffn_gate_shexp.weight"),
+    ),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]
 

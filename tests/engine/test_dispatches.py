@@ -32,6 +32,7 @@ LAYERS = {
     "gpt-oss": [GROUPED + EXPERTS],
     "qwen35moe": [DELTA + SHARED, GATED + SHARED],
     "qwen3next": [DELTA + SHARED, GATED + SHARED],
+    "glm4moe": [GROUPED + DENSE, GROUPED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

@@ -14,7 +14,15 @@ import pytest
 from tests.engine.tiny import Tensor, model_path, rewrite
 from tests.models.tiny_specs import changed, spec_of
 from vkmoe.errors import ModelFileError, UnsupportedModelError
-from vkmoe.facts import AttentionSpec, DeltaNetSpec, ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.facts import (
+    AttentionSpec,
+    DeltaNetSpec,
+    DenseSpec,
+    ExpertSpec,
+    LatentSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import ARCHITECTURES
 
@@ -48,7 +56,8 @@ def has_biased_blocks(spec: ModelSpec) -> bool:
 def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
-             "qwen3next_odd")  # fmt: skip
+             "qwen3next_odd",
+             "glm4moe_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -194,6 +203,28 @@ def test_windows_are_read_from_a_period_or_a_pattern(tmp_path: Path) -> None:
     assert windows(3) == windows([True, True]) == [window, window]
 
 
+# ----- grouped attention, and experts chosen by a bias -----
+
+
+def test_glm4moe() -> None:
+    spec = spec_of(model_path("glm4moe_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qkv_bias and not mixer.output_bias and mixer.qk_norm == "per_head"
+    assert mixer.rope.style == "neox" and mixer.rope.dim == mixer.head_dim // 2
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert (experts.n_groups, experts.scale) == (1, 2.5)
+    assert experts.shared_width == 32 and not experts.shared_gate
+    assert spec.moe_layers == (1, 2) and spec.dense_blocks == (DenseSpec(64),)
+
+
+def test_glm4moe_has_norms_and_biases_where_their_tensors_are() -> None:
+    air, bare = (spec_of(model_path(f"glm4moe_{name}")) for name in ("groups", "bare"))
+    assert attention_of(air).qkv_bias and attention_of(air).qk_norm == "none"
+    assert experts_of(air).n_groups == 4 and experts_of(air).shared_width == 64
+    assert not attention_of(bare).qkv_bias and attention_of(bare).qk_norm == "none"
+    assert attention_of(bare).rope.dim == attention_of(bare).head_dim
+
+
 # ----- latent attention -----
 
 
@@ -240,17 +271,19 @@ def test_deepseek2_without_experts(tmp_path: Path) -> None:
     assert spec.experts is None and spec.moe_layers == () and len(spec.dense_blocks) == 1
 
 
-def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
-    """As files of GLM-4.7-Flash have one, and V3's own do not."""
+@pytest.mark.parametrize("name", ["deepseek2_v3", "glm4moe_odd"])
+def test_layers_that_guess_ahead_are_left_out(name: str, tmp_path: Path) -> None:
+    """As files of GLM-4.5 and GLM-4.7-Flash have one, and V3's own do not."""
+    kind = name.split("_")[0]
 
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        n_layers = metadata["deepseek2.block_count"]
-        metadata["deepseek2.block_count"] = n_layers + 1
-        metadata["deepseek2.nextn_predict_layers"] = 1
+        n_layers = metadata[f"{kind}.block_count"]
+        metadata[f"{kind}.block_count"] = n_layers + 1
+        metadata[f"{kind}.nextn_predict_layers"] = 1
         tensors[f"blk.{n_layers}.nextn.eh_proj.weight"] = tensors["blk.0.attn_norm.weight"]
 
-    path = rewrite(model_path("deepseek2_v3"), tmp_path / "ahead.gguf", change)
-    wanted = replace(spec_of(model_path("deepseek2_v3")), n_ahead_layers=1)
+    path = rewrite(model_path(name), tmp_path / "ahead.gguf", change)
+    wanted = replace(spec_of(model_path(name)), n_ahead_layers=1)
     assert spec_of(path) == wanted
 
 

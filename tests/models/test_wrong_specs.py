@@ -64,6 +64,14 @@ WRONG = [
     ("deepseek2_v3", {"expert_gating_func": 3}, "expert_gating_func is 3"),
     ("deepseek2_v3", {"nextn_predict_layers": 99}, "must be at most"),
     ("deepseek2_v3", {"block_count": 99, "nextn_predict_layers": 1}, "is missing"),
+    ("glm4moe_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
+    ("glm4moe_odd", {"leading_dense_block_count": 3}, "must be at most 2"),
+    ("glm4moe_odd", {"leading_dense_block_count": 0}, "blk.0.ffn_gate_exps.weight is missing"),
+    ("glm4moe_odd", {"nextn_predict_layers": 3}, "must be at most 2"),
+    ("glm4moe_odd", {"expert_shared_count": 0}, "tensors vkmoe does not know: 'blk.1.ffn_down_sh"),
+    ("glm4moe_odd", {"expert_group_count": 2}, "in 1 of 2 groups of 7"),
+    ("glm4moe_odd", {"rope__dimension_count": 65}, "between 1 and 64"),
+    ("glm4moe_odd", {"attention__sliding_window": 8}, "unknown metadata"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

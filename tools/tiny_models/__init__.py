@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tools.tiny_models import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen35
+from tools.tiny_models import (
+    deepseek2,
+    glm4moe,
+    gpt_oss,
+    llama,
+    olmoe,
+    qwen2moe,
+    qwen3,
+    qwen35,
+)
 from tools.tiny_models.model import TinyModel
 
 __all__ = ["MODELS", "TinyModel"]
@@ -15,4 +24,5 @@ MODELS: tuple[TinyModel, ...] = (
     *gpt_oss.MODELS,
     *deepseek2.MODELS,
     *qwen35.MODELS,
+    *glm4moe.MODELS,
 )

@@ -19,13 +19,24 @@ from vkmoe.closing import Closing
 from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
-from vkmoe.models.arch import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen3moe, qwen35
+from vkmoe.models.arch import (
+    deepseek2,
+    glm4moe,
+    gpt_oss,
+    llama,
+    olmoe,
+    qwen2moe,
+    qwen3,
+    qwen3moe,
+    qwen35,
+)
 from vkmoe.models.tensors import ModelTensors, read_tensors
 
 __all__ = ["ARCHITECTURES", "ModelFile", "open_model", "read_spec"]
 
 ARCHITECTURES = {
     "deepseek2": deepseek2.read_spec,
+    "glm4moe": glm4moe.read_spec,
     "gpt-oss": gpt_oss.read_spec,
     "llama": llama.read_spec,
     "olmoe": olmoe.read_spec,

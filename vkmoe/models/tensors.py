@@ -33,7 +33,7 @@ LONGROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 # The norm before the feed-forward block is called `ffn_norm` elsewhere.
 _FEED_FORWARD_NORMS = dict.fromkeys(
-    ("gpt-oss", "qwen35", "qwen35moe", "qwen3next"), "post_attention_norm"
+    ("glm4moe", "gpt-oss", "qwen35", "qwen35moe", "qwen3next"), "post_attention_norm"
 )
 # What converters put into one tensor where they are asked to.
 _FUSED = {"attn_q": "attn_qkv"}

@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vkmoe.errors import ModelFileError, UnsupportedModelError
+from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.kernels.attention.shapes import MAX_RANK, MAX_ROPE_DIM, UNIT_DIMS
 from vkmoe.kernels.router.operations import MAX_EXPERTS
 from vkmoe.models.arch import common
-from vkmoe.models.metadata import WRONG_FILE, Metadata
+from vkmoe.models.metadata import Metadata
 from vkmoe.models.rope import read_rope
 
 BLOCK = 32  # rows of matrices are whole blocks
@@ -70,30 +70,14 @@ def _latent(metadata: Metadata) -> LatentSpec:
 
 def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
     """Read the experts; None for a model without any, whose file has few of the keys."""
-    n_shared = metadata.count("expert_shared_count", MAX_EXPERTS)
     if not metadata.count("expert_count", MAX_EXPERTS):
-        for key in ("expert_used_count", "expert_feed_forward_length"):
+        for key in ("expert_shared_count", "expert_used_count", "expert_feed_forward_length"):
             metadata.count(key, 1 << 24)
         return None
     # Files that do not name their function are of V2, or of V3's kind: those have the bias.
     gatings = (common.SOFTMAX, common.SIGMOID)[:: -1 if selection_bias else 1]
-    experts = common.expert_spec(metadata, renormalise=False, gatings=gatings)
-    n_groups = metadata.count("expert_group_count", experts.n_experts) or 1
-    n_groups_used = metadata.count("expert_group_used_count", n_groups) or n_groups
-    in_group = experts.n_experts // n_groups
-    too_small = experts.gating == "sigmoid" and n_groups > 1 and in_group < 2
-    if experts.n_experts % n_groups or n_groups_used * in_group < experts.n_used or too_small:
-        raise ModelFileError(
-            f"{metadata.file.path}: {experts.n_used} experts used in {n_groups_used} of "
-            f"{n_groups} groups of {experts.n_experts}",
-            WRONG_FILE,
-        )
-    return replace(
-        experts,
-        shared_width=n_shared * experts.width,
-        selection_bias=selection_bias,
-        n_groups=n_groups,
-        n_groups_used=n_groups_used,
+    return common.grouped_experts(
+        metadata, renormalise=False, selection_bias=selection_bias, gatings=gatings
     )
 
 
