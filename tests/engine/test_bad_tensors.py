@@ -36,6 +36,7 @@ OWN = {
         *("attn_k.bias", "attn_k_norm.weight", "post_attention_norm.weight"),
         *("exp_probs_b.bias", "ffn_gate_shexp.weight"),
     ),
+    "ernie45moe_odd": ("ffn_down_shexp.weight", "ffn_gate_inp.weight"),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]
 

@@ -33,6 +33,7 @@ LAYERS = {
     "qwen35moe": [DELTA + SHARED, GATED + SHARED],
     "qwen3next": [DELTA + SHARED, GATED + SHARED],
     "glm4moe": [GROUPED + DENSE, GROUPED + SHARED],
+    "ernie4_5-moe": [GROUPED + DENSE, GROUPED + EXPERTS, GROUPED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

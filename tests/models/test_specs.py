@@ -57,7 +57,7 @@ def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
              "qwen3next_odd",
-             "glm4moe_odd")  # fmt: skip
+             "glm4moe_odd", "ernie45moe_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -223,6 +223,18 @@ def test_glm4moe_has_norms_and_biases_where_their_tensors_are() -> None:
     assert experts_of(air).n_groups == 4 and experts_of(air).shared_width == 64
     assert not attention_of(bare).qkv_bias and attention_of(bare).qk_norm == "none"
     assert attention_of(bare).rope.dim == attention_of(bare).head_dim
+
+
+def test_ernie_with_experts(tmp_path: Path) -> None:
+    spec = spec_of(model_path("ernie45moe_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.rope.style == "normal" and mixer.qk_norm == "none" and not mixer.qkv_bias
+    assert experts.gating == "softmax" and experts.selection_bias and experts.renormalise
+    assert experts.shared_width == 64 and not experts.shared_gate
+    assert spec.moe_layers == (1, 2)
+    silent = {"expert_shared_feed_forward_length": None, "interleave_moe_layer_step": None}
+    assert changed(tmp_path, "ernie45moe_odd", **silent) == spec
+    assert experts_of(spec_of(model_path("ernie45moe_unshared"))).shared_width == 0
 
 
 # ----- latent attention -----

@@ -72,6 +72,11 @@ WRONG = [
     ("glm4moe_odd", {"expert_group_count": 2}, "in 1 of 2 groups of 7"),
     ("glm4moe_odd", {"rope__dimension_count": 65}, "between 1 and 64"),
     ("glm4moe_odd", {"attention__sliding_window": 8}, "unknown metadata"),
+    ("ernie45moe_odd", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step is 2"),
+    ("ernie45moe_odd", {"interleave_moe_layer_step": 0}, "must be between 1 and"),
+    ("ernie45moe_odd", {"expert_gating_func": 2}, "expert_gating_func is 2"),
+    ("ernie45moe_odd", {"expert_shared_feed_forward_length": 32}, "expected [32, 32]"),
+    ("ernie45moe_odd", {"leading_dense_block_count": 3}, "must be at most 2"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.tiny_models import (
     deepseek2,
+    ernie4_5_moe,
     glm4moe,
     gpt_oss,
     llama,
@@ -25,4 +26,5 @@ MODELS: tuple[TinyModel, ...] = (
     *deepseek2.MODELS,
     *qwen35.MODELS,
     *glm4moe.MODELS,
+    *ernie4_5_moe.MODELS,
 )
