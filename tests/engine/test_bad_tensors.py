@@ -37,6 +37,7 @@ OWN = {
         *("exp_probs_b.bias", "ffn_gate_shexp.weight"),
     ),
     "ernie45moe_odd": ("ffn_down_shexp.weight", "ffn_gate_inp.weight"),
+    "dots1_odd": ("attn_k_norm.weight", "ffn_norm.weight", "ffn_up_shexp.weight"),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]
 

@@ -34,6 +34,7 @@ LAYERS = {
     "qwen3next": [DELTA + SHARED, GATED + SHARED],
     "glm4moe": [GROUPED + DENSE, GROUPED + SHARED],
     "ernie4_5-moe": [GROUPED + DENSE, GROUPED + EXPERTS, GROUPED + SHARED],
+    "dots1": [GROUPED + DENSE, GROUPED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

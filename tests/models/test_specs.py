@@ -57,7 +57,7 @@ def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
              "qwen3next_odd",
-             "glm4moe_odd", "ernie45moe_odd")  # fmt: skip
+             "glm4moe_odd", "ernie45moe_odd", "dots1_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -235,6 +235,18 @@ def test_ernie_with_experts(tmp_path: Path) -> None:
     silent = {"expert_shared_feed_forward_length": None, "interleave_moe_layer_step": None}
     assert changed(tmp_path, "ernie45moe_odd", **silent) == spec
     assert experts_of(spec_of(model_path("ernie45moe_unshared"))).shared_width == 0
+
+
+def test_dots1(tmp_path: Path) -> None:
+    spec = spec_of(model_path("dots1_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "per_head" and mixer.rope.style == "neox"
+    assert mixer.rope.dim == mixer.head_dim and not mixer.qkv_bias
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert experts.shared_width == 64 and spec.moe_layers == (2,)
+    assert changed(tmp_path, "dots1_odd", expert_gating_func=None) == spec
+    plain = experts_of(spec_of(model_path("dots1_unbiased")))
+    assert not plain.selection_bias and not plain.renormalise
 
 
 # ----- latent attention -----

@@ -77,6 +77,9 @@ WRONG = [
     ("ernie45moe_odd", {"expert_gating_func": 2}, "expert_gating_func is 2"),
     ("ernie45moe_odd", {"expert_shared_feed_forward_length": 32}, "expected [32, 32]"),
     ("ernie45moe_odd", {"leading_dense_block_count": 3}, "must be at most 2"),
+    ("dots1_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
+    ("dots1_odd", {"expert_group_used_count": 2}, "must be at most 1"),
+    ("dots1_odd", {"attention__head_count_kv": 1}, "attn_k.weight has shape"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

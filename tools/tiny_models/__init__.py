@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.tiny_models import (
     deepseek2,
+    dots1,
     ernie4_5_moe,
     glm4moe,
     gpt_oss,
@@ -27,4 +28,5 @@ MODELS: tuple[TinyModel, ...] = (
     *qwen35.MODELS,
     *glm4moe.MODELS,
     *ernie4_5_moe.MODELS,
+    *dots1.MODELS,
 )

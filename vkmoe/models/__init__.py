@@ -21,6 +21,7 @@ from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
 from vkmoe.models.arch import (
     deepseek2,
+    dots1,
     ernie4_5_moe,
     glm4moe,
     gpt_oss,
@@ -37,6 +38,7 @@ __all__ = ["ARCHITECTURES", "ModelFile", "open_model", "read_spec"]
 
 ARCHITECTURES = {
     "deepseek2": deepseek2.read_spec,
+    "dots1": dots1.read_spec,
     "ernie4_5-moe": ernie4_5_moe.read_spec,
     "glm4moe": glm4moe.read_spec,
     "gpt-oss": gpt_oss.read_spec,
