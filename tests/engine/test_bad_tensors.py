@@ -38,6 +38,7 @@ OWN = {
     ),
     "ernie45moe_odd": ("ffn_down_shexp.weight", "ffn_gate_inp.weight"),
     "dots1_odd": ("attn_k_norm.weight", "ffn_norm.weight", "ffn_up_shexp.weight"),
+    "minimaxm2_odd": ("attn_q_norm.weight", "exp_probs_b.bias"),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]
 

@@ -35,6 +35,7 @@ LAYERS = {
     "glm4moe": [GROUPED + DENSE, GROUPED + SHARED],
     "ernie4_5-moe": [GROUPED + DENSE, GROUPED + EXPERTS, GROUPED + SHARED],
     "dots1": [GROUPED + DENSE, GROUPED + SHARED],
+    "minimax-m2": [GROUPED + EXPERTS],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

@@ -57,7 +57,7 @@ def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
              "qwen3next_odd",
-             "glm4moe_odd", "ernie45moe_odd", "dots1_odd")  # fmt: skip
+             "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -247,6 +247,16 @@ def test_dots1(tmp_path: Path) -> None:
     assert changed(tmp_path, "dots1_odd", expert_gating_func=None) == spec
     plain = experts_of(spec_of(model_path("dots1_unbiased")))
     assert not plain.selection_bias and not plain.renormalise
+
+
+def test_minimax_m2(tmp_path: Path) -> None:
+    spec = spec_of(model_path("minimaxm2_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "full_width" and mixer.rope.dim == mixer.head_dim // 2
+    assert mixer.rope.style == "neox" and not mixer.qkv_bias
+    wanted = ExpertSpec(7, 3, 32, gating="sigmoid", selection_bias=True)
+    assert experts == wanted and spec.moe_layers == (0, 1)
+    assert changed(tmp_path, "minimaxm2_odd", expert_gating_func=None) == spec
 
 
 # ----- latent attention -----

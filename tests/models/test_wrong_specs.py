@@ -80,6 +80,9 @@ WRONG = [
     ("dots1_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
     ("dots1_odd", {"expert_group_used_count": 2}, "must be at most 1"),
     ("dots1_odd", {"attention__head_count_kv": 1}, "attn_k.weight has shape"),
+    ("minimaxm2_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
+    ("minimaxm2_odd", {"expert_shared_count": 1}, "unknown metadata"),
+    ("minimaxm2_odd", {"rope__dimension_count": 31}, "must be even"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

@@ -9,6 +9,7 @@ from tools.tiny_models import (
     glm4moe,
     gpt_oss,
     llama,
+    minimax_m2,
     olmoe,
     qwen2moe,
     qwen3,
@@ -29,4 +30,5 @@ MODELS: tuple[TinyModel, ...] = (
     *glm4moe.MODELS,
     *ernie4_5_moe.MODELS,
     *dots1.MODELS,
+    *minimax_m2.MODELS,
 )
