@@ -36,6 +36,7 @@ LAYERS = {
     "ernie4_5-moe": [GROUPED + DENSE, GROUPED + EXPERTS, GROUPED + SHARED],
     "dots1": [GROUPED + DENSE, GROUPED + SHARED],
     "minimax-m2": [GROUPED + EXPERTS],
+    "bailingmoe2": [GROUPED + DENSE, GROUPED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

@@ -37,6 +37,7 @@ KINDS = {
     "ernie45moe": "ernie4_5-moe",
     "dots1": "dots1",
     "minimaxm2": "minimax-m2",
+    "bailingmoe2": "bailingmoe2",
 }
 
 
@@ -54,7 +55,7 @@ ONE_OF_EACH = tuple(
     for name in ("moe_odd", "dense_tied", "olmoe_one_kv_head", "llama_biases", "mixtral_top1",
                  "qwen2moe_top1", "gptoss_odd", "deepseek2_lite", "deepseek2_v3",
                  "qwen35moe_odd", "qwen35_dense", "qwen3next_odd",
-                 "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd")
+                 "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd", "bailingmoe2_odd")
     if name in NAMES
 )  # fmt: skip
 RECURRENT = tuple(

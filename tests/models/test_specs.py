@@ -24,7 +24,9 @@ from vkmoe.facts import (
     RopeSpec,
 )
 from vkmoe.gguf_file import open_gguf
-from vkmoe.models import ARCHITECTURES
+from vkmoe.models import ARCHITECTURES, read_spec
+from vkmoe.models.tensors import read_tensors
+from vkmoe.models.trunk_tensors import FileMatrix
 
 
 def experts_of(spec: ModelSpec) -> ExpertSpec:
@@ -56,8 +58,8 @@ def has_biased_blocks(spec: ModelSpec) -> bool:
 def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
-             "qwen3next_odd",
-             "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd")  # fmt: skip
+             "qwen3next_odd", "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd",
+             "bailingmoe2_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -259,6 +261,28 @@ def test_minimax_m2(tmp_path: Path) -> None:
     assert changed(tmp_path, "minimaxm2_odd", expert_gating_func=None) == spec
 
 
+def test_bailingmoe2(tmp_path: Path) -> None:
+    spec = spec_of(model_path("bailingmoe2_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "per_head" and mixer.rope.dim == mixer.head_dim // 2
+    assert mixer.rope.style == "neox" and not mixer.qkv_bias
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert (experts.n_groups, experts.n_groups_used) == (4, 2)
+    assert experts.shared_width == 64 and spec.moe_layers == (1, 2)
+    silent = {"expert_shared_feed_forward_length": None}
+    assert changed(tmp_path, "bailingmoe2_odd", **silent) == spec
+
+
+def test_matrices_of_one_tensor_are_its_rows() -> None:
+    with open_gguf(model_path("bailingmoe2_odd")) as file:
+        tensors = read_tensors(file, read_spec(file))
+        whole = file.data("blk.0.attn_qkv.weight").reshape(5 * 32, -1)
+        parts = [tensors.layers[0].mixer[field] for field in "qkv"]
+        found = [part.data(file) for part in parts if isinstance(part, FileMatrix)]
+    assert [len(rows) for rows in found] == [3 * 32, 32, 32]
+    np.testing.assert_array_equal(np.concatenate(found), whole)
+
+
 # ----- latent attention -----
 
 
@@ -305,7 +329,7 @@ def test_deepseek2_without_experts(tmp_path: Path) -> None:
     assert spec.experts is None and spec.moe_layers == () and len(spec.dense_blocks) == 1
 
 
-@pytest.mark.parametrize("name", ["deepseek2_v3", "glm4moe_odd"])
+@pytest.mark.parametrize("name", ["deepseek2_v3", "glm4moe_odd", "bailingmoe2_odd"])
 def test_layers_that_guess_ahead_are_left_out(name: str, tmp_path: Path) -> None:
     """As files of GLM-4.5 and GLM-4.7-Flash have one, and V3's own do not."""
     kind = name.split("_")[0]

@@ -83,6 +83,11 @@ WRONG = [
     ("minimaxm2_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
     ("minimaxm2_odd", {"expert_shared_count": 1}, "unknown metadata"),
     ("minimaxm2_odd", {"rope__dimension_count": 31}, "must be even"),
+    ("bailingmoe2_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
+    ("bailingmoe2_odd", {"expert_group_count": 5}, "groups of 12"),
+    ("bailingmoe2_odd", {"expert_shared_feed_forward_length": 64}, "expected [128, 96]"),
+    ("bailingmoe2_odd", {"attention__head_count_kv": 3}, "attn_qkv.weight has shape"),
+    ("bailingmoe2_odd", {"leading_dense_block_count": 3}, "must be at most 2"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tools.tiny_models import (
+    bailingmoe2,
     deepseek2,
     dots1,
     ernie4_5_moe,
@@ -31,4 +32,5 @@ MODELS: tuple[TinyModel, ...] = (
     *ernie4_5_moe.MODELS,
     *dots1.MODELS,
     *minimax_m2.MODELS,
+    *bailingmoe2.MODELS,
 )

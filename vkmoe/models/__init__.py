@@ -20,6 +20,7 @@ from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
 from vkmoe.models.arch import (
+    bailingmoe2,
     deepseek2,
     dots1,
     ernie4_5_moe,
@@ -38,6 +39,7 @@ from vkmoe.models.tensors import ModelTensors, read_tensors
 __all__ = ["ARCHITECTURES", "ModelFile", "open_model", "read_spec"]
 
 ARCHITECTURES = {
+    "bailingmoe2": bailingmoe2.read_spec,
     "deepseek2": deepseek2.read_spec,
     "dots1": dots1.read_spec,
     "ernie4_5-moe": ernie4_5_moe.read_spec,

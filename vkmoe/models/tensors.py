@@ -184,10 +184,15 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
         both = find.matrix("attn_q.weight", 2 * q, width).tensor
         for field, first in (("q", 0), ("gate", spec.head_dim)):
             yield field, HeadMatrices(both, spec.n_heads, first, first + spec.head_dim)
-    else:
+    elif not find.has("attn_qkv.weight"):
         yield "q", find.matrix("attn_q.weight", q, width)
-    yield "k", find.matrix("attn_k.weight", kv, width)
-    yield "v", find.matrix("attn_v.weight", kv, width)
+    if spec.gated or not find.has("attn_qkv.weight"):
+        yield "k", find.matrix("attn_k.weight", kv, width)
+        yield "v", find.matrix("attn_v.weight", kv, width)
+    else:  # rows of q, then k, then v
+        whole = find.matrix("attn_qkv.weight", q + 2 * kv, width).tensor
+        for field, first, end in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
+            yield field, HeadMatrices(whole, 1, first, end)
     yield "output", find.matrix("attn_output.weight", width, q)
     if spec.qk_norm != "none":
         yield "q_gain", find.vector("attn_q_norm.weight", spec.head_dim if per_head else q)

@@ -149,7 +149,7 @@ def test_an_accent_is_not_joined_to_its_letter() -> None:
     "aliases",
     [
         ["llama-bpe", "llama3", "llama-v3", "lfm2"],
-        ["qwen2", "deepseek-r1-qwen", "hunyuan", "stablelm2"],
+        ["qwen2", "deepseek-r1-qwen", "hunyuan", "stablelm2", "bailingmoe2"],
         ["gpt-4o", "llama4"],
         ["glm4", "glm5"],
         ["chatglm-bpe", "smaug-bpe", "dbrx"],

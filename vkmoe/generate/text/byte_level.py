@@ -117,7 +117,8 @@ _KINDS = (
     PreTokenizerSpec(
         "qwen2",
         (_words(r"\p{L}", r"\p{N}", r"\p{L}\p{N}"),),
-        "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2 kormo f2llmv2",
+        "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2 kormo f2llmv2 bailingmoe "
+        "bailingmoe2",
     ),
     PreTokenizerSpec("qwen35", (_words(r"\p{L}\p{M}", r"\p{N}", r"\p{L}\p{M}\p{N}"),)),
     PreTokenizerSpec(
