@@ -40,6 +40,7 @@ OWN = {
     "dots1_odd": ("attn_k_norm.weight", "ffn_norm.weight", "ffn_up_shexp.weight"),
     "minimaxm2_odd": ("attn_q_norm.weight", "exp_probs_b.bias"),
     "bailingmoe2_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
+    "hyv3_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]
 

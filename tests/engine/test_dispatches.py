@@ -37,6 +37,7 @@ LAYERS = {
     "dots1": [GROUPED + DENSE, GROUPED + SHARED],
     "minimax-m2": [GROUPED + EXPERTS],
     "bailingmoe2": [GROUPED + DENSE, GROUPED + SHARED],
+    "hy_v3": [GROUPED + DENSE, GROUPED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

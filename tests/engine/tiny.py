@@ -38,6 +38,7 @@ KINDS = {
     "dots1": "dots1",
     "minimaxm2": "minimax-m2",
     "bailingmoe2": "bailingmoe2",
+    "hyv3": "hy_v3",
 }
 
 
@@ -54,8 +55,8 @@ ONE_OF_EACH = tuple(
     name
     for name in ("moe_odd", "dense_tied", "olmoe_one_kv_head", "llama_biases", "mixtral_top1",
                  "qwen2moe_top1", "gptoss_odd", "deepseek2_lite", "deepseek2_v3",
-                 "qwen35moe_odd", "qwen35_dense", "qwen3next_odd",
-                 "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd", "bailingmoe2_odd")
+                 "qwen35moe_odd", "qwen35_dense", "qwen3next_odd", "glm4moe_odd",
+                 "ernie45moe_odd", "dots1_odd", "minimaxm2_odd", "bailingmoe2_odd", "hyv3_odd")
     if name in NAMES
 )  # fmt: skip
 RECURRENT = tuple(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.tiny import Tensor, model_path, rewrite
+from tests.engine.tiny import Tensor, architecture, model_path, rewrite
 from tests.models.tiny_specs import changed, spec_of
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import (
@@ -59,7 +59,7 @@ def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
              "qwen3next_odd", "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd",
-             "bailingmoe2_odd")  # fmt: skip
+             "bailingmoe2_odd", "hyv3_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -283,6 +283,25 @@ def test_matrices_of_one_tensor_are_its_rows() -> None:
     np.testing.assert_array_equal(np.concatenate(found), whole)
 
 
+def test_hy_v3(tmp_path: Path) -> None:
+    spec = spec_of(model_path("hyv3_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "per_head" and mixer.rope.style == "neox"
+    assert mixer.rope.dim == mixer.head_dim and not mixer.qkv_bias
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert experts.shared_width == 64 and spec.moe_layers == (1, 2)
+    assert changed(tmp_path, "hyv3_odd", expert_gating_func=None) == spec
+
+
+def test_the_bias_that_chooses_has_two_names(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for layer in (1, 2):
+            tensors[f"blk.{layer}.exp_probs_b.bias"] = tensors.pop(f"blk.{layer}.exp_probs_b")
+
+    renamed = spec_of(rewrite(model_path("hyv3_odd"), tmp_path / "renamed.gguf", change))
+    assert renamed == spec_of(model_path("hyv3_odd"))
+
+
 # ----- latent attention -----
 
 
@@ -329,10 +348,10 @@ def test_deepseek2_without_experts(tmp_path: Path) -> None:
     assert spec.experts is None and spec.moe_layers == () and len(spec.dense_blocks) == 1
 
 
-@pytest.mark.parametrize("name", ["deepseek2_v3", "glm4moe_odd", "bailingmoe2_odd"])
+@pytest.mark.parametrize("name", ["deepseek2_v3", "glm4moe_odd", "bailingmoe2_odd", "hyv3_odd"])
 def test_layers_that_guess_ahead_are_left_out(name: str, tmp_path: Path) -> None:
     """As files of GLM-4.5 and GLM-4.7-Flash have one, and V3's own do not."""
-    kind = name.split("_")[0]
+    kind = architecture(name)
 
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         n_layers = metadata[f"{kind}.block_count"]

@@ -88,6 +88,9 @@ WRONG = [
     ("bailingmoe2_odd", {"expert_shared_feed_forward_length": 64}, "expected [128, 96]"),
     ("bailingmoe2_odd", {"attention__head_count_kv": 3}, "attn_qkv.weight has shape"),
     ("bailingmoe2_odd", {"leading_dense_block_count": 3}, "must be at most 2"),
+    ("hyv3_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
+    ("hyv3_odd", {"expert_shared_feed_forward_length": 32}, "expected [32, 32]"),
+    ("hyv3_odd", {"nextn_predict_layers": 3}, "must be at most 2"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

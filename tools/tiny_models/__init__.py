@@ -9,6 +9,7 @@ from tools.tiny_models import (
     ernie4_5_moe,
     glm4moe,
     gpt_oss,
+    hy_v3,
     llama,
     minimax_m2,
     olmoe,
@@ -33,4 +34,5 @@ MODELS: tuple[TinyModel, ...] = (
     *dots1.MODELS,
     *minimax_m2.MODELS,
     *bailingmoe2.MODELS,
+    *hy_v3.MODELS,
 )

@@ -259,7 +259,8 @@ def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> It
     if spec.router_bias:
         yield "router_bias", find.vector("ffn_gate_inp.bias", spec.n_experts)
     if spec.selection_bias:
-        yield "selection_bias", find.vector("exp_probs_b.bias", spec.n_experts)
+        name = "exp_probs_b" if find.has("exp_probs_b") else "exp_probs_b.bias"
+        yield "selection_bias", find.vector(name, spec.n_experts)
     if spec.shared_width:
         yield "shared", _block(find, DenseSpec(spec.shared_width), width, "_shexp")
     if spec.shared_gate:
