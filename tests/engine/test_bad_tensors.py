@@ -41,6 +41,7 @@ OWN = {
     "minimaxm2_odd": ("attn_q_norm.weight", "exp_probs_b.bias"),
     "bailingmoe2_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
     "hyv3_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
+    "glmdsa_odd": ("attn_q_a.weight", "attn_v_b.weight", "ffn_gate_shexp.weight"),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]
 

@@ -38,6 +38,8 @@ LAYERS = {
     "minimax-m2": [GROUPED + EXPERTS],
     "bailingmoe2": [GROUPED + DENSE, GROUPED + SHARED],
     "hy_v3": [GROUPED + DENSE, GROUPED + SHARED],
+    "deepseek32": [COMPRESSED + DENSE, COMPRESSED + SHARED],
+    "glm-dsa": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

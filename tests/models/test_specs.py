@@ -13,7 +13,9 @@ import pytest
 
 from tests.engine.tiny import Tensor, architecture, model_path, rewrite
 from tests.models.tiny_specs import changed, spec_of
-from vkmoe.errors import ModelFileError, UnsupportedModelError
+from vkmoe.cli.info import spec_lines
+from vkmoe.config import EngineConfig
+from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError
 from vkmoe.facts import (
     AttentionSpec,
     DeltaNetSpec,
@@ -25,6 +27,7 @@ from vkmoe.facts import (
 )
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import ARCHITECTURES, read_spec
+from vkmoe.models.program_sizes import sure_context
 from vkmoe.models.tensors import read_tensors
 from vkmoe.models.trunk_tensors import FileMatrix
 
@@ -59,7 +62,7 @@ def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
              "qwen3next_odd", "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd",
-             "bailingmoe2_odd", "hyv3_odd")  # fmt: skip
+             "bailingmoe2_odd", "hyv3_odd", "deepseek32_odd", "glmdsa_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -348,7 +351,9 @@ def test_deepseek2_without_experts(tmp_path: Path) -> None:
     assert spec.experts is None and spec.moe_layers == () and len(spec.dense_blocks) == 1
 
 
-@pytest.mark.parametrize("name", ["deepseek2_v3", "glm4moe_odd", "bailingmoe2_odd", "hyv3_odd"])
+@pytest.mark.parametrize(
+    "name", ["deepseek2_v3", "glm4moe_odd", "bailingmoe2_odd", "hyv3_odd", "glmdsa_odd"]
+)
 def test_layers_that_guess_ahead_are_left_out(name: str, tmp_path: Path) -> None:
     """As files of GLM-4.5 and GLM-4.7-Flash have one, and V3's own do not."""
     kind = architecture(name)
@@ -395,6 +400,29 @@ def test_without_yarn_the_scale_is_that_of_the_width(tmp_path: Path) -> None:
     latent = latent_of(spec)
     assert latent.scale == pytest.approx(latent.query_dim**-0.5)
     assert latent.rope.attention_factor is None
+
+
+@pytest.mark.parametrize("name", ["deepseek32_odd", "glmdsa_odd"])
+def test_an_indexer_limits_the_context(name: str, tmp_path: Path) -> None:
+    """Up to the number of positions that it chooses attention is DeepSeek-V3's."""
+    spec = spec_of(model_path(name))
+    assert latent_of(spec).indexer and spec.context_length == 40
+    assert "indexer chooses" in spec.context_limit
+    more = changed(tmp_path, name, attention__indexer__top_k=2048)
+    assert (more.context_length, more.context_limit) == (128, "")
+    with pytest.raises(
+        UsageError, match=r"more than the 40 tokens .* can take: vkmoe runs as many"
+    ):
+        sure_context(EngineConfig(ctx_size=41), spec)
+    assert any("40 tokens" in line and "indexer" in line for line in spec_lines(spec))
+
+
+def test_indexers_are_left_over_where_there_should_be_none(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["blk.0.indexer.proj.weight"] = tensors["blk.0.attn_norm.weight"]
+
+    with pytest.raises(UnsupportedModelError, match=r"does not know: 'blk\.0\.indexer\.proj"):
+        spec_of(rewrite(model_path("deepseek2_v3"), tmp_path / "more.gguf", change))
 
 
 # ----- rotary embedding -----

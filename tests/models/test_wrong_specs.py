@@ -91,6 +91,11 @@ WRONG = [
     ("hyv3_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
     ("hyv3_odd", {"expert_shared_feed_forward_length": 32}, "expected [32, 32]"),
     ("hyv3_odd", {"nextn_predict_layers": 3}, "must be at most 2"),
+    ("deepseek32_odd", {"attention__indexer__top_k": 0}, "must be between 1 and"),
+    ("deepseek32_odd", {"attention__indexer__top_k": None}, "no metadata key"),
+    ("deepseek32_odd", {"attention__indexer__block_size": 64}, "unknown metadata"),
+    ("glmdsa_odd", {"expert_gating_func": 3}, "expert_gating_func is 3"),
+    ("deepseek2_v3", {"attention__indexer__top_k": 64}, "unknown metadata"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

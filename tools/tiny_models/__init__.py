@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.tiny_models import (
     bailingmoe2,
     deepseek2,
+    deepseek32,
     dots1,
     ernie4_5_moe,
     glm4moe,
@@ -35,4 +36,5 @@ MODELS: tuple[TinyModel, ...] = (
     *minimax_m2.MODELS,
     *bailingmoe2.MODELS,
     *hy_v3.MODELS,
+    *deepseek32.MODELS,
 )

@@ -22,6 +22,7 @@ from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
 from vkmoe.models.arch import (
     bailingmoe2,
     deepseek2,
+    deepseek32,
     dots1,
     ernie4_5_moe,
     glm4moe,
@@ -42,8 +43,10 @@ __all__ = ["ARCHITECTURES", "ModelFile", "open_model", "read_spec"]
 ARCHITECTURES = {
     "bailingmoe2": bailingmoe2.read_spec,
     "deepseek2": deepseek2.read_spec,
+    "deepseek32": deepseek32.read_spec,
     "dots1": dots1.read_spec,
     "ernie4_5-moe": ernie4_5_moe.read_spec,
+    "glm-dsa": deepseek32.read_spec,
     "glm4moe": glm4moe.read_spec,
     "gpt-oss": gpt_oss.read_spec,
     "hy_v3": hy_v3.read_spec,

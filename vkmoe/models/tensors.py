@@ -37,6 +37,8 @@ _FEED_FORWARD_NORMS = dict.fromkeys(
 )
 # What converters put into one tensor where they are asked to.
 _FUSED = {"attn_q": "attn_qkv"}
+# What chooses positions to attend to. Where all are chosen it changes nothing.
+_INDEXER = ("k_norm.weight", "k_norm.bias", "proj.weight", "attn_k.weight", "attn_q_b.weight")
 _HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
 
 
@@ -248,6 +250,8 @@ def _latent(find: _Finder, spec: LatentSpec, width: int) -> Iterator[Row]:
     if q_rank:
         yield "q_gain", find.vector("attn_q_a_norm.weight", q_rank)
     yield "kv_gain", find.vector("attn_kv_a_norm.weight", rank)
+    for name in _INDEXER if spec.indexer else ():
+        find.ignore(f"indexer.{name}")
 
 
 def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> Iterator[Row]:

@@ -101,6 +101,13 @@ def model_spec(
     return spec
 
 
+def limited(spec: ModelSpec, n_positions: int, why: str) -> ModelSpec:
+    """Limit the context to positions within which attention is what vkmoe computes."""
+    if spec.context_length <= n_positions:
+        return spec
+    return replace(spec, context_length=n_positions, context_limit=why)
+
+
 def expert_spec(
     metadata: Metadata,
     *,

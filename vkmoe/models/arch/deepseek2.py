@@ -25,7 +25,12 @@ BLOCK = 32  # rows of matrices are whole blocks
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a deepseek2 file."""
     metadata = Metadata(file)
-    latent = _latent(metadata)
+    return latent_spec(metadata, latent_attention(metadata))
+
+
+def latent_spec(metadata: Metadata, latent: LatentSpec) -> ModelSpec:
+    """Read all but the attention, which is alike in all layers. Call it last."""
+    file = metadata.file
     n_all = metadata.n_layers
     n_ahead = metadata.count("nextn_predict_layers", n_all - 1)
     n_dense = metadata.count("leading_dense_block_count", n_all)
@@ -38,7 +43,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
     return common.model_spec(metadata, [latent] * n_all, blocks, n_ahead)
 
 
-def _latent(metadata: Metadata) -> LatentSpec:
+def latent_attention(metadata: Metadata) -> LatentSpec:
     """Read the heads. Newer files describe the cached row as one head under the old names."""
     n_heads = metadata.size("attention.head_count", largest=common.MAX_HEADS)
     rope_dim = metadata.size("rope.dimension_count", largest=MAX_ROPE_DIM)
