@@ -42,6 +42,7 @@ OWN = {
     "bailingmoe2_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
     "hyv3_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
     "glmdsa_odd": ("attn_q_a.weight", "attn_v_b.weight", "ffn_gate_shexp.weight"),
+    "mistral4_odd": ("attn_q_b.weight", "ffn_down_shexp.weight"),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]
 

@@ -40,6 +40,7 @@ LAYERS = {
     "hy_v3": [GROUPED + DENSE, GROUPED + SHARED],
     "deepseek32": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "glm-dsa": [COMPRESSED + DENSE, COMPRESSED + SHARED],
+    "mistral4": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

@@ -62,7 +62,8 @@ def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
              "qwen3next_odd", "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd",
-             "bailingmoe2_odd", "hyv3_odd", "deepseek32_odd", "glmdsa_odd")  # fmt: skip
+             "bailingmoe2_odd", "hyv3_odd", "deepseek32_odd", "glmdsa_odd",
+             "mistral4_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -415,6 +416,16 @@ def test_an_indexer_limits_the_context(name: str, tmp_path: Path) -> None:
     ):
         sure_context(EngineConfig(ctx_size=41), spec)
     assert any("40 tokens" in line and "indexer" in line for line in spec_lines(spec))
+
+
+def test_queries_that_grow_limit_the_context() -> None:
+    spec = spec_of(model_path("mistral4_odd"))
+    experts = experts_of(spec)
+    assert spec.context_length == 32 and "queries" in spec.context_limit
+    assert experts.gating == "softmax" and experts.renormalise and experts.shared_width == 64
+    assert latent_of(spec).rope.attention_factor == 1.0 and not latent_of(spec).indexer
+    plain = spec_of(model_path("mistral4_top1"))
+    assert (plain.context_length, plain.context_limit) == (128, "")
 
 
 def test_indexers_are_left_over_where_there_should_be_none(tmp_path: Path) -> None:

@@ -96,6 +96,11 @@ WRONG = [
     ("deepseek32_odd", {"attention__indexer__block_size": 64}, "unknown metadata"),
     ("glmdsa_odd", {"expert_gating_func": 3}, "expert_gating_func is 3"),
     ("deepseek2_v3", {"attention__indexer__top_k": 64}, "unknown metadata"),
+    ("mistral4_odd", {"attention__temperature_length": None}, "no metadata key"),
+    ("mistral4_odd", {"attention__temperature_length": 0}, "must be between 1 and"),
+    ("mistral4_odd", {"attention__temperature_scale": -1.0}, "must not be negative"),
+    ("mistral4_top1", {"expert_group_count": 2}, "mistral4.expert_group_count is 2"),
+    ("deepseek2_v3", {"attention__temperature_scale": 0.1}, "unknown metadata"),
     ("deepseek2_lite", {"rope__scaling__yarn_log_multiplier": -1.0}, "must not be negative"),
 ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from tools.tiny_models import (
     hy_v3,
     llama,
     minimax_m2,
+    mistral4,
     olmoe,
     qwen2moe,
     qwen3,
@@ -37,4 +38,5 @@ MODELS: tuple[TinyModel, ...] = (
     *bailingmoe2.MODELS,
     *hy_v3.MODELS,
     *deepseek32.MODELS,
+    *mistral4.MODELS,
 )
