@@ -23,29 +23,18 @@ INDEXER = {
 
 @dataclass(frozen=True)
 class DeepSeek32(DeepSeek2):
-    """DeepSeek-V3.2, or GLM-5 where some layers use what the layer before chose."""
+    """DeepSeek-V3.2: every layer has an indexer."""
 
     v3: bool = True
     q_rank: int = 32
     n_chosen: int = 40
     index_heads: int = 2
     index_dim: int = 64
-    without: tuple[int, ...] = ()
-    """Layers without an indexer; the model is a glm-dsa then."""
 
-    @property
-    def architecture(self) -> str:
-        return "glm-dsa" if self.without else "deepseek32"
-
-    @property
-    def hf_kind(self) -> str:
-        return "GlmMoeDsa" if self.without else "DeepseekV32"
+    architecture, hf_kind = "deepseek32", "DeepseekV32"
 
     def block(self, draw: Draw, layer: int) -> Weights:
-        block = super().block(draw, layer)
-        if layer in self.without:
-            return block
-        return block | {
+        return super().block(draw, layer) | {
             "indexer.attn_q_b.weight": draw.matrix(self.index_heads * self.index_dim, self.q_rank),
             "indexer.attn_k.weight": draw.matrix(self.index_dim, self.hidden),
             "indexer.k_norm.weight": draw.norm(self.index_dim),
@@ -58,25 +47,43 @@ class DeepSeek32(DeepSeek2):
         writer.add_indexer_head_count(self.index_heads)
         writer.add_indexer_key_length(self.index_dim)
         writer.add_indexer_top_k(self.n_chosen)
-        if self.without:
-            types = [layer not in self.without for layer in range(self.layers)]
-            writer.add_array(f"{self.architecture}.attention.indexer.types", types)
 
     def hf_options(self) -> dict[str, Any]:
-        options = super().hf_options() | {
+        return super().hf_options() | {
             "index_topk": self.n_chosen,
             "index_head_dim": self.index_dim,
             "index_n_heads": self.index_heads,
         }
-        if self.without:
-            kinds = ("full", "shared")
-            types = [kinds[layer in self.without] for layer in range(self.layers)]
-            options["indexer_types"] = types
-        return options
 
     def hf_names(self) -> dict[str, str]:
         names = {key: f"self_attn.indexer.{name}" for key, name in INDEXER.items()}
         return super().hf_names() | names
+
+
+@dataclass(frozen=True)
+class GlmDsa(DeepSeek32):
+    """GLM-5: some layers use what the layer before chose."""
+
+    without: tuple[int, ...] = ()
+    """Layers that have no indexer."""
+
+    architecture, hf_kind = "glm-dsa", "GlmMoeDsa"
+
+    def block(self, draw: Draw, layer: int) -> Weights:
+        block = super().block(draw, layer)
+        if layer not in self.without:
+            return block
+        return {name: value for name, value in block.items() if "indexer" not in name}
+
+    def add_metadata(self, writer: gguf.GGUFWriter) -> None:
+        super().add_metadata(writer)
+        types = [layer not in self.without for layer in range(self.layers)]
+        writer.add_array("glm-dsa.attention.indexer.types", types)
+
+    def hf_options(self) -> dict[str, Any]:
+        kinds = ("full", "shared")
+        types = [kinds[layer in self.without] for layer in range(self.layers)]
+        return super().hf_options() | {"indexer_types": types}
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
@@ -87,8 +94,8 @@ MODELS = (
                rope=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
     DeepSeek32("deepseek32_top1", 32, 2, 3, 3, 32, 32, experts=5, top_k=1, tied=True,
                value_dim=64, n_chosen=200),
-    DeepSeek32("glmdsa_odd", 32, 3, 3, 3, 64, 32, experts=7, top_k=2, scale=2.5, without=(2,),
-               rope={"rope_theta": 1e6}),
-    DeepSeek32("glmdsa_all_experts", 32, 2, 2, 2, 32, 32, experts=5, top_k=5, without=(1,),
-               dense_layers=0, kv_rank=64, tied=True),
+    GlmDsa("glmdsa_odd", 32, 3, 3, 3, 64, 32, experts=7, top_k=2, scale=2.5, without=(2,),
+           rope={"rope_theta": 1e6}),
+    GlmDsa("glmdsa_all_experts", 32, 2, 2, 2, 32, 32, experts=5, top_k=5, without=(1,),
+           dense_layers=0, kv_rank=64, tied=True),
 )  # fmt: skip

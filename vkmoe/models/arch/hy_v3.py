@@ -19,6 +19,7 @@ from vkmoe.models.metadata import Metadata
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a hy_v3 file."""
     metadata = Metadata(file)
+    metadata.ignore("leading_dense_block_count")  # no file is known to have it
     n_ahead = metadata.count("nextn_predict_layers", metadata.n_layers - 1)
     layers = range(metadata.n_layers - n_ahead - 1)
     routers = (f"blk.{layer}.ffn_gate_inp.weight" for layer in layers)
