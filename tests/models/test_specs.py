@@ -403,7 +403,7 @@ def test_without_yarn_the_scale_is_that_of_the_width(tmp_path: Path) -> None:
     assert latent.rope.attention_factor is None
 
 
-@pytest.mark.parametrize("name", ["deepseek32_odd", "glmdsa_odd"])
+@pytest.mark.parametrize("name", ["deepseek32_top1", "glmdsa_all_experts"])
 def test_an_indexer_limits_the_context(name: str, tmp_path: Path) -> None:
     """Up to the number of positions that it chooses attention is DeepSeek-V3's."""
     spec = spec_of(model_path(name))
@@ -418,14 +418,20 @@ def test_an_indexer_limits_the_context(name: str, tmp_path: Path) -> None:
     assert any("40 tokens" in line and "indexer" in line for line in spec_lines(spec))
 
 
-def test_queries_that_grow_limit_the_context() -> None:
+def test_queries_that_grow_limit_the_context(tmp_path: Path) -> None:
+    spec = spec_of(model_path("mistral4_top1"))
+    assert spec.context_length == 32 and "queries" in spec.context_limit
+    for keys in ({"temperature_scale": 0.0}, {"temperature_length": 128}):
+        changes = {f"attention__{key}": value for key, value in keys.items()}
+        more = changed(tmp_path, "mistral4_top1", **changes)
+        assert (more.context_length, more.context_limit) == (128, "")
+
+
+def test_mistral4() -> None:
     spec = spec_of(model_path("mistral4_odd"))
     experts = experts_of(spec)
-    assert spec.context_length == 32 and "queries" in spec.context_limit
     assert experts.gating == "softmax" and experts.renormalise and experts.shared_width == 64
     assert latent_of(spec).rope.attention_factor == 1.0 and not latent_of(spec).indexer
-    plain = spec_of(model_path("mistral4_top1"))
-    assert (plain.context_length, plain.context_limit) == (128, "")
 
 
 def test_indexers_are_left_over_where_there_should_be_none(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class DeepSeek32(DeepSeek2):
 
     v3: bool = True
     q_rank: int = 32
-    n_chosen: int = 40
+    n_chosen: int = 128
     index_heads: int = 2
     index_dim: int = 64
 
@@ -90,12 +90,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         "beta_fast": 32.0, "beta_slow": 1.0}  # fmt: skip
 MODELS = (
     DeepSeek32("deepseek32_odd", 32, 2, 2, 2, 32, 32, experts=12, top_k=3, n_groups=4,
-               n_groups_used=2, scale=2.5, n_tokens=40,
+               n_groups_used=2, scale=2.5,
                rope=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
     DeepSeek32("deepseek32_top1", 32, 2, 3, 3, 32, 32, experts=5, top_k=1, tied=True,
-               value_dim=64, n_chosen=200),
+               value_dim=64, n_chosen=40, n_tokens=40),
     GlmDsa("glmdsa_odd", 32, 3, 3, 3, 64, 32, experts=7, top_k=2, scale=2.5, without=(2,),
            rope={"rope_theta": 1e6}),
     GlmDsa("glmdsa_all_experts", 32, 2, 2, 2, 32, 32, experts=5, top_k=5, without=(1,),
-           dense_layers=0, kv_rank=64, tied=True),
+           dense_layers=0, kv_rank=64, tied=True, n_chosen=40, n_tokens=40),
 )  # fmt: skip

@@ -16,11 +16,11 @@ from tools.tiny_models.deepseek2 import DeepSeek2
 
 @dataclass(frozen=True)
 class Mistral4(DeepSeek2):
-    """Weights of experts add up to 1; a file without a scale has queries that do not grow."""
+    """Weights of experts add up to 1."""
 
     q_rank: int = 32
     grows: float = 0.1
-    step: int = 32
+    step: int = 128
 
     architecture, hf_kind = "mistral4", "Mistral4"
 
@@ -31,9 +31,8 @@ class Mistral4(DeepSeek2):
 
     def add_metadata(self, writer: gguf.GGUFWriter) -> None:
         super().add_metadata(writer)
-        if self.grows:
-            writer.add_attn_temperature_scale(self.grows)
-            writer.add_attn_temperature_length(self.step)
+        writer.add_attn_temperature_scale(self.grows)
+        writer.add_attn_temperature_length(self.step)
 
     def add_routing(self, writer: gguf.GGUFWriter) -> None:
         super().add_routing(writer)
@@ -48,8 +47,8 @@ class Mistral4(DeepSeek2):
 YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
 MODELS = (
-    Mistral4("mistral4_odd", 32, 2, 3, 3, 32, 32, experts=7, top_k=3, rope=YARN, n_tokens=32,
-             shared=2, kv_rank=64),
+    Mistral4("mistral4_odd", 32, 2, 3, 3, 32, 32, experts=7, top_k=3, rope=YARN, shared=2,
+             kv_rank=64),
     Mistral4("mistral4_top1", 32, 2, 2, 2, 64, 32, experts=4, top_k=1, dense_layers=0, tied=True,
-             grows=0.0, value_dim=64, rope=YARN | {"factor": 2.0}),
+             step=32, n_tokens=32, value_dim=64, rope=YARN | {"factor": 2.0}),
 )  # fmt: skip
