@@ -182,19 +182,7 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
     q, kv = spec.q_width, spec.kv_width
     per_head = spec.qk_norm == "per_head"
     yield "gain", find.vector("attn_norm.weight", width)
-    if spec.gated:  # a head's query and its gate lie behind one another
-        both = find.matrix("attn_q.weight", 2 * q, width).tensor
-        for field, first in (("q", 0), ("gate", spec.head_dim)):
-            yield field, HeadMatrices(both, spec.n_heads, first, first + spec.head_dim)
-    elif not find.has("attn_qkv.weight"):
-        yield "q", find.matrix("attn_q.weight", q, width)
-    if spec.gated or not find.has("attn_qkv.weight"):
-        yield "k", find.matrix("attn_k.weight", kv, width)
-        yield "v", find.matrix("attn_v.weight", kv, width)
-    else:  # rows of q, then k, then v
-        whole = find.matrix("attn_qkv.weight", q + 2 * kv, width).tensor
-        for field, first, end in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
-            yield field, HeadMatrices(whole, 1, first, end)
+    yield from _projections(find, spec, width)
     yield "output", find.matrix("attn_output.weight", width, q)
     if spec.qk_norm != "none":
         yield "q_gain", find.vector("attn_q_norm.weight", spec.head_dim if per_head else q)
@@ -207,6 +195,24 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
         yield "output_bias", find.vector("attn_output.bias", width)
     if spec.sinks:
         yield "sinks", find.vector("attn_sinks.weight", spec.n_heads)
+
+
+def _projections(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
+    """List what projects queries, keys, values and gates: matrices apart, or in one tensor."""
+    q, kv = spec.q_width, spec.kv_width
+    if not spec.gated and find.has("attn_qkv.weight"):
+        whole = find.matrix("attn_qkv.weight", q + 2 * kv, width).tensor
+        for field, first, end in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
+            yield field, HeadMatrices(whole, 1, first, end)
+        return
+    if spec.gated:  # a head's query and its gate lie behind one another
+        both = find.matrix("attn_q.weight", 2 * q, width).tensor
+        for field, first in (("q", 0), ("gate", spec.head_dim)):
+            yield field, HeadMatrices(both, spec.n_heads, first, first + spec.head_dim)
+    else:
+        yield "q", find.matrix("attn_q.weight", q, width)
+    yield "k", find.matrix("attn_k.weight", kv, width)
+    yield "v", find.matrix("attn_v.weight", kv, width)
 
 
 def _delta_net(find: _Finder, spec: DeltaNetSpec, width: int) -> Iterator[Row]:

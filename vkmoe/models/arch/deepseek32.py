@@ -24,5 +24,5 @@ def read_spec(file: GgufFile) -> ModelSpec:
     metadata.ignore(*(f"attention.indexer.{key}" for key in ("head_count", "key_length", "types")))
     metadata.ignore("rope.dimension_sections")
     latent = replace(deepseek2.latent_attention(metadata), indexer=True)
-    why = "vkmoe runs as many as the model's indexer chooses"
+    why = "beyond them its indexer leaves positions out, which vkmoe does not do"
     return limited(deepseek2.latent_spec(metadata, latent), n_chosen, why)

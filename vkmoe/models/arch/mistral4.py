@@ -29,5 +29,5 @@ def read_spec(file: GgufFile) -> ModelSpec:
             f"{file.path}: {metadata.prefix}expert_group_count is {experts.n_groups}",
             f"for {metadata.prefix[:-1]} vkmoe knows one group of all experts",
         )
-    why = "vkmoe runs as many as the model's queries do not grow with"
+    why = "beyond them its queries grow, which vkmoe does not do"
     return limited(spec, step, why) if grows else spec
