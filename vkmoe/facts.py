@@ -189,6 +189,7 @@ class LatentSpec:
     rope: RopeSpec
     q_rank: int = 0  # of the compressed queries; 0: they are not
     scale: float = 0.0  # of the dot products; 0: query_dim ** -0.5
+    indexer: bool = False  # files have one; it chooses all of the positions that vkmoe runs
     is_recurrent: ClassVar[bool] = False
 
     @property
@@ -333,6 +334,7 @@ class ModelSpec:
     norm_eps: float
     tied_embeddings: bool
     layers: tuple[LayerSpec, ...]
+    context_limit: str = ""  # why `context_length` is less than the model was trained for
     n_ahead_layers: int = 0  # of the file, behind the others
     ahead: AheadSpec | None = None  # the first of these; None: nothing is guessed with it
 

@@ -32,6 +32,15 @@ LAYERS = {
     "gpt-oss": [GROUPED + EXPERTS],
     "qwen35moe": [DELTA + SHARED, GATED + SHARED],
     "qwen3next": [DELTA + SHARED, GATED + SHARED],
+    "glm4moe": [GROUPED + DENSE, GROUPED + SHARED],
+    "ernie4_5-moe": [GROUPED + DENSE, GROUPED + EXPERTS, GROUPED + SHARED],
+    "dots1": [GROUPED + DENSE, GROUPED + SHARED],
+    "minimax-m2": [GROUPED + EXPERTS],
+    "bailingmoe2": [GROUPED + DENSE, GROUPED + SHARED],
+    "hy_v3": [GROUPED + DENSE, GROUPED + SHARED],
+    "deepseek32": [COMPRESSED + DENSE, COMPRESSED + SHARED],
+    "glm-dsa": [COMPRESSED + DENSE, COMPRESSED + SHARED],
+    "mistral4": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
 LINE = re.compile(r"[| ] layer (\d+) (.+?) +\S+ +\[\d+ \d+ \d+\] \(")

@@ -33,6 +33,15 @@ KINDS = {
     "qwen35moe": "qwen35moe",
     "qwen35": "qwen35",
     "qwen3next": "qwen3next",
+    "glm4moe": "glm4moe",
+    "ernie45moe": "ernie4_5-moe",
+    "dots1": "dots1",
+    "minimaxm2": "minimax-m2",
+    "bailingmoe2": "bailingmoe2",
+    "hyv3": "hy_v3",
+    "deepseek32": "deepseek32",
+    "glmdsa": "glm-dsa",
+    "mistral4": "mistral4",
 }
 
 
@@ -49,7 +58,9 @@ ONE_OF_EACH = tuple(
     name
     for name in ("moe_odd", "dense_tied", "olmoe_one_kv_head", "llama_biases", "mixtral_top1",
                  "qwen2moe_top1", "gptoss_odd", "deepseek2_lite", "deepseek2_v3",
-                 "qwen35moe_odd", "qwen35_dense", "qwen3next_odd")
+                 "qwen35moe_odd", "qwen35_dense", "qwen3next_odd", "glm4moe_odd",
+                 "ernie45moe_odd", "dots1_odd", "minimaxm2_odd", "bailingmoe2_odd", "hyv3_odd",
+                 "deepseek32_odd", "glmdsa_odd", "mistral4_odd")
     if name in NAMES
 )  # fmt: skip
 RECURRENT = tuple(

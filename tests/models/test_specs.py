@@ -11,12 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.tiny import Tensor, model_path, rewrite
+from tests.engine.tiny import Tensor, architecture, model_path, rewrite
 from tests.models.tiny_specs import changed, spec_of
-from vkmoe.errors import ModelFileError, UnsupportedModelError
-from vkmoe.facts import AttentionSpec, DeltaNetSpec, ExpertSpec, LatentSpec, ModelSpec, RopeSpec
+from vkmoe.cli.info import spec_lines
+from vkmoe.config import EngineConfig
+from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError
+from vkmoe.facts import (
+    AttentionSpec,
+    DeltaNetSpec,
+    DenseSpec,
+    ExpertSpec,
+    LatentSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from vkmoe.gguf_file import open_gguf
-from vkmoe.models import ARCHITECTURES
+from vkmoe.models import ARCHITECTURES, read_spec
+from vkmoe.models.program_sizes import sure_context
+from vkmoe.models.tensors import read_tensors
+from vkmoe.models.trunk_tensors import FileMatrix
 
 
 def experts_of(spec: ModelSpec) -> ExpertSpec:
@@ -48,7 +61,9 @@ def has_biased_blocks(spec: ModelSpec) -> bool:
 def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
-             "qwen3next_odd")  # fmt: skip
+             "qwen3next_odd", "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd",
+             "bailingmoe2_odd", "hyv3_odd", "deepseek32_odd", "glmdsa_odd",
+             "mistral4_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
 
@@ -194,6 +209,103 @@ def test_windows_are_read_from_a_period_or_a_pattern(tmp_path: Path) -> None:
     assert windows(3) == windows([True, True]) == [window, window]
 
 
+# ----- grouped attention, and experts chosen by a bias -----
+
+
+def test_glm4moe() -> None:
+    spec = spec_of(model_path("glm4moe_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qkv_bias and not mixer.output_bias and mixer.qk_norm == "per_head"
+    assert mixer.rope.style == "neox" and mixer.rope.dim == mixer.head_dim // 2
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert (experts.n_groups, experts.scale) == (1, 2.5)
+    assert experts.shared_width == 32 and not experts.shared_gate
+    assert spec.moe_layers == (1, 2) and spec.dense_blocks == (DenseSpec(64),)
+
+
+def test_glm4moe_has_norms_and_biases_where_their_tensors_are() -> None:
+    air, bare = (spec_of(model_path(f"glm4moe_{name}")) for name in ("groups", "bare"))
+    assert attention_of(air).qkv_bias and attention_of(air).qk_norm == "none"
+    assert experts_of(air).n_groups == 4 and experts_of(air).shared_width == 64
+    assert not attention_of(bare).qkv_bias and attention_of(bare).qk_norm == "none"
+    assert attention_of(bare).rope.dim == attention_of(bare).head_dim
+
+
+def test_ernie_with_experts(tmp_path: Path) -> None:
+    spec = spec_of(model_path("ernie45moe_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.rope.style == "normal" and mixer.qk_norm == "none" and not mixer.qkv_bias
+    assert experts.gating == "softmax" and experts.selection_bias and experts.renormalise
+    assert experts.shared_width == 64 and not experts.shared_gate
+    assert spec.moe_layers == (1, 2)
+    silent = {"expert_shared_feed_forward_length": None, "interleave_moe_layer_step": None}
+    assert changed(tmp_path, "ernie45moe_odd", **silent) == spec
+    assert experts_of(spec_of(model_path("ernie45moe_unshared"))).shared_width == 0
+
+
+def test_dots1(tmp_path: Path) -> None:
+    spec = spec_of(model_path("dots1_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "per_head" and mixer.rope.style == "neox"
+    assert mixer.rope.dim == mixer.head_dim and not mixer.qkv_bias
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert experts.shared_width == 64 and spec.moe_layers == (2,)
+    assert changed(tmp_path, "dots1_odd", expert_gating_func=None) == spec
+    plain = experts_of(spec_of(model_path("dots1_unbiased")))
+    assert not plain.selection_bias and not plain.renormalise
+
+
+def test_minimax_m2(tmp_path: Path) -> None:
+    spec = spec_of(model_path("minimaxm2_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "full_width" and mixer.rope.dim == mixer.head_dim // 2
+    assert mixer.rope.style == "neox" and not mixer.qkv_bias
+    wanted = ExpertSpec(7, 3, 32, gating="sigmoid", selection_bias=True)
+    assert experts == wanted and spec.moe_layers == (0, 1)
+    assert changed(tmp_path, "minimaxm2_odd", expert_gating_func=None) == spec
+
+
+def test_bailingmoe2(tmp_path: Path) -> None:
+    spec = spec_of(model_path("bailingmoe2_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "per_head" and mixer.rope.dim == mixer.head_dim // 2
+    assert mixer.rope.style == "neox" and not mixer.qkv_bias
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert (experts.n_groups, experts.n_groups_used) == (4, 2)
+    assert experts.shared_width == 64 and spec.moe_layers == (1, 2)
+    silent = {"expert_shared_feed_forward_length": None}
+    assert changed(tmp_path, "bailingmoe2_odd", **silent) == spec
+
+
+def test_matrices_of_one_tensor_are_its_rows() -> None:
+    with open_gguf(model_path("bailingmoe2_odd")) as file:
+        tensors = read_tensors(file, read_spec(file))
+        whole = file.data("blk.0.attn_qkv.weight").reshape(5 * 32, -1)
+        parts = [tensors.layers[0].mixer[field] for field in "qkv"]
+        found = [part.data(file) for part in parts if isinstance(part, FileMatrix)]
+    assert [len(rows) for rows in found] == [3 * 32, 32, 32]
+    np.testing.assert_array_equal(np.concatenate(found), whole)
+
+
+def test_hy_v3(tmp_path: Path) -> None:
+    spec = spec_of(model_path("hyv3_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "per_head" and mixer.rope.style == "neox"
+    assert mixer.rope.dim == mixer.head_dim and not mixer.qkv_bias
+    assert experts.gating == "sigmoid" and experts.selection_bias and experts.renormalise
+    assert experts.shared_width == 64 and spec.moe_layers == (1, 2)
+    assert changed(tmp_path, "hyv3_odd", expert_gating_func=None) == spec
+
+
+def test_the_bias_that_chooses_has_two_names(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for layer in (1, 2):
+            tensors[f"blk.{layer}.exp_probs_b.bias"] = tensors.pop(f"blk.{layer}.exp_probs_b")
+
+    renamed = spec_of(rewrite(model_path("hyv3_odd"), tmp_path / "renamed.gguf", change))
+    assert renamed == spec_of(model_path("hyv3_odd"))
+
+
 # ----- latent attention -----
 
 
@@ -240,17 +352,21 @@ def test_deepseek2_without_experts(tmp_path: Path) -> None:
     assert spec.experts is None and spec.moe_layers == () and len(spec.dense_blocks) == 1
 
 
-def test_layers_that_guess_ahead_are_left_out(tmp_path: Path) -> None:
-    """As files of GLM-4.7-Flash have one, and V3's own do not."""
+@pytest.mark.parametrize(
+    "name", ["deepseek2_v3", "glm4moe_odd", "bailingmoe2_odd", "hyv3_odd", "glmdsa_odd"]
+)
+def test_layers_that_guess_ahead_are_left_out(name: str, tmp_path: Path) -> None:
+    """As files of GLM-4.5 and GLM-4.7-Flash have one, and V3's own do not."""
+    kind = architecture(name)
 
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        n_layers = metadata["deepseek2.block_count"]
-        metadata["deepseek2.block_count"] = n_layers + 1
-        metadata["deepseek2.nextn_predict_layers"] = 1
+        n_layers = metadata[f"{kind}.block_count"]
+        metadata[f"{kind}.block_count"] = n_layers + 1
+        metadata[f"{kind}.nextn_predict_layers"] = 1
         tensors[f"blk.{n_layers}.nextn.eh_proj.weight"] = tensors["blk.0.attn_norm.weight"]
 
-    path = rewrite(model_path("deepseek2_v3"), tmp_path / "ahead.gguf", change)
-    wanted = replace(spec_of(model_path("deepseek2_v3")), n_ahead_layers=1)
+    path = rewrite(model_path(name), tmp_path / "ahead.gguf", change)
+    wanted = replace(spec_of(model_path(name)), n_ahead_layers=1)
     assert spec_of(path) == wanted
 
 
@@ -285,6 +401,43 @@ def test_without_yarn_the_scale_is_that_of_the_width(tmp_path: Path) -> None:
     latent = latent_of(spec)
     assert latent.scale == pytest.approx(latent.query_dim**-0.5)
     assert latent.rope.attention_factor is None
+
+
+@pytest.mark.parametrize("name", ["deepseek32_top1", "glmdsa_all_experts"])
+def test_an_indexer_limits_the_context(name: str, tmp_path: Path) -> None:
+    """Up to the number of positions that it chooses attention is DeepSeek-V3's."""
+    spec = spec_of(model_path(name))
+    assert latent_of(spec).indexer and spec.context_length == 40
+    assert "indexer leaves positions out" in spec.context_limit
+    more = changed(tmp_path, name, attention__indexer__top_k=2048)
+    assert (more.context_length, more.context_limit) == (128, "")
+    with pytest.raises(UsageError, match=r"more than the 40 tokens .* can take: beyond them"):
+        sure_context(EngineConfig(ctx_size=41), spec)
+    assert any("40 tokens" in line and "indexer" in line for line in spec_lines(spec))
+
+
+def test_queries_that_grow_limit_the_context(tmp_path: Path) -> None:
+    spec = spec_of(model_path("mistral4_top1"))
+    assert spec.context_length == 32 and "queries" in spec.context_limit
+    for keys in ({"temperature_scale": 0.0}, {"temperature_length": 128}):
+        changes = {f"attention__{key}": value for key, value in keys.items()}
+        more = changed(tmp_path, "mistral4_top1", **changes)
+        assert (more.context_length, more.context_limit) == (128, "")
+
+
+def test_mistral4() -> None:
+    spec = spec_of(model_path("mistral4_odd"))
+    experts = experts_of(spec)
+    assert experts.gating == "softmax" and experts.renormalise and experts.shared_width == 64
+    assert latent_of(spec).rope.attention_factor == 1.0 and not latent_of(spec).indexer
+
+
+def test_indexers_are_left_over_where_there_should_be_none(tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["blk.0.indexer.proj.weight"] = tensors["blk.0.attn_norm.weight"]
+
+    with pytest.raises(UnsupportedModelError, match=r"does not know: 'blk\.0\.indexer\.proj"):
+        spec_of(rewrite(model_path("deepseek2_v3"), tmp_path / "more.gguf", change))
 
 
 # ----- rotary embedding -----

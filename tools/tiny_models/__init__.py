@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from tools.tiny_models import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen35
+from tools.tiny_models import (
+    bailingmoe2,
+    deepseek2,
+    deepseek32,
+    dots1,
+    ernie4_5_moe,
+    glm4moe,
+    gpt_oss,
+    hy_v3,
+    llama,
+    minimax_m2,
+    mistral4,
+    olmoe,
+    qwen2moe,
+    qwen3,
+    qwen35,
+)
 from tools.tiny_models.model import TinyModel
 
 __all__ = ["MODELS", "TinyModel"]
@@ -15,4 +31,12 @@ MODELS: tuple[TinyModel, ...] = (
     *gpt_oss.MODELS,
     *deepseek2.MODELS,
     *qwen35.MODELS,
+    *glm4moe.MODELS,
+    *ernie4_5_moe.MODELS,
+    *dots1.MODELS,
+    *minimax_m2.MODELS,
+    *bailingmoe2.MODELS,
+    *hy_v3.MODELS,
+    *deepseek32.MODELS,
+    *mistral4.MODELS,
 )

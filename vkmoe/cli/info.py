@@ -169,7 +169,8 @@ def spec_lines(spec: ModelSpec) -> list[str]:
         lines.append(f"{title:14}{kind}{_in_layers(n_layers, len(kinds))}")
     lines += _windows(spec)
     scaling = ", ".join(filter(None, map(_scaling, spec.ropes)))
-    lines.append(f"context       {spec.context_length} tokens{scaling}")
+    limit = f"; {spec.context_limit}" if spec.context_limit else ""
+    lines.append(f"context       {spec.context_length} tokens{scaling}{limit}")
     return lines + _feed_forward(spec)
 
 

@@ -19,15 +19,41 @@ from vkmoe.closing import Closing
 from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError
 from vkmoe.facts import AheadSpec, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
-from vkmoe.models.arch import deepseek2, gpt_oss, llama, olmoe, qwen2moe, qwen3, qwen3moe, qwen35
+from vkmoe.models.arch import (
+    bailingmoe2,
+    deepseek2,
+    deepseek32,
+    dots1,
+    ernie4_5_moe,
+    glm4moe,
+    gpt_oss,
+    hy_v3,
+    llama,
+    minimax_m2,
+    mistral4,
+    olmoe,
+    qwen2moe,
+    qwen3,
+    qwen3moe,
+    qwen35,
+)
 from vkmoe.models.tensors import ModelTensors, read_ahead, read_tensors
 
 __all__ = ["ARCHITECTURES", "AheadFile", "ModelFile", "model_of", "open_model", "read_spec"]
 
 ARCHITECTURES = {
+    "bailingmoe2": bailingmoe2.read_spec,
     "deepseek2": deepseek2.read_spec,
+    "deepseek32": deepseek32.read_spec,
+    "dots1": dots1.read_spec,
+    "ernie4_5-moe": ernie4_5_moe.read_spec,
+    "glm-dsa": deepseek32.read_spec,
+    "glm4moe": glm4moe.read_spec,
     "gpt-oss": gpt_oss.read_spec,
+    "hy_v3": hy_v3.read_spec,
     "llama": llama.read_spec,
+    "minimax-m2": minimax_m2.read_spec,
+    "mistral4": mistral4.read_spec,
     "olmoe": olmoe.read_spec,
     "qwen2moe": qwen2moe.read_spec,
     "qwen3": qwen3.read_spec,

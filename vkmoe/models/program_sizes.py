@@ -35,9 +35,10 @@ def sure_context(config: EngineConfig, spec: ModelSpec) -> int:
     """
     n_tokens = min(spec.context_length, config.ctx_size or SURE_CTX_SIZE)
     if config.ctx_size is not None and config.ctx_size > spec.context_length:
+        limit = f": {spec.context_limit}" if spec.context_limit else ""
         raise UsageError(
             f"--ctx-size {config.ctx_size} is more than the {spec.context_length} tokens "
-            f"{spec.name} was trained for",
+            f"{spec.name} {'can take' if limit else 'was trained for'}{limit}",
             f"use at most {spec.context_length}",
         )
     largest = _largest_context(config, spec, MAX_CACHE_BYTES - 1)

@@ -40,10 +40,12 @@ LONGROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 # The norm before the feed-forward block is called `ffn_norm` elsewhere.
 _FEED_FORWARD_NORMS = dict.fromkeys(
-    ("gpt-oss", "qwen35", "qwen35moe", "qwen3next"), "post_attention_norm"
+    ("glm4moe", "gpt-oss", "qwen35", "qwen35moe", "qwen3next"), "post_attention_norm"
 )
 # What converters put into one tensor where they are asked to.
 _FUSED = {"attn_q": "attn_qkv"}
+# What chooses positions to attend to. Where all are chosen it changes nothing.
+_INDEXER = ("k_norm.weight", "k_norm.bias", "proj.weight", "attn_k.weight", "attn_q_b.weight")
 _HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
 
 
@@ -258,14 +260,7 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
     q, kv = spec.q_width, spec.kv_width
     per_head = spec.qk_norm == "per_head"
     yield "gain", find.vector("attn_norm.weight", width)
-    if spec.gated:  # a head's query and its gate lie behind one another
-        both = find.matrix("attn_q.weight", 2 * q, width).tensor
-        for field, first in (("q", 0), ("gate", spec.head_dim)):
-            yield field, HeadMatrices(both, spec.n_heads, first, first + spec.head_dim)
-    else:
-        yield "q", find.matrix("attn_q.weight", q, width)
-    yield "k", find.matrix("attn_k.weight", kv, width)
-    yield "v", find.matrix("attn_v.weight", kv, width)
+    yield from _projections(find, spec, width)
     yield "output", find.matrix("attn_output.weight", width, q)
     if spec.qk_norm != "none":
         yield "q_gain", find.vector("attn_q_norm.weight", spec.head_dim if per_head else q)
@@ -278,6 +273,24 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
         yield "output_bias", find.vector("attn_output.bias", width)
     if spec.sinks:
         yield "sinks", find.vector("attn_sinks.weight", spec.n_heads)
+
+
+def _projections(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
+    """List what projects queries, keys, values and gates: matrices apart, or in one tensor."""
+    q, kv = spec.q_width, spec.kv_width
+    if not spec.gated and find.has("attn_qkv.weight"):
+        whole = find.matrix("attn_qkv.weight", q + 2 * kv, width).tensor
+        for field, first, end in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
+            yield field, HeadMatrices(whole, 1, first, end)
+        return
+    if spec.gated:  # a head's query and its gate lie behind one another
+        both = find.matrix("attn_q.weight", 2 * q, width).tensor
+        for field, first in (("q", 0), ("gate", spec.head_dim)):
+            yield field, HeadMatrices(both, spec.n_heads, first, first + spec.head_dim)
+    else:
+        yield "q", find.matrix("attn_q.weight", q, width)
+    yield "k", find.matrix("attn_k.weight", kv, width)
+    yield "v", find.matrix("attn_v.weight", kv, width)
 
 
 def _delta_net(find: _Finder, spec: DeltaNetSpec, width: int) -> Iterator[Row]:
@@ -321,6 +334,8 @@ def _latent(find: _Finder, spec: LatentSpec, width: int) -> Iterator[Row]:
     if q_rank:
         yield "q_gain", find.vector("attn_q_a_norm.weight", q_rank)
     yield "kv_gain", find.vector("attn_kv_a_norm.weight", rank)
+    for name in _INDEXER if spec.indexer else ():
+        find.ignore(f"indexer.{name}")
 
 
 def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> Iterator[Row]:
@@ -332,7 +347,8 @@ def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> It
     if spec.router_bias:
         yield "router_bias", find.vector("ffn_gate_inp.bias", spec.n_experts)
     if spec.selection_bias:
-        yield "selection_bias", find.vector("exp_probs_b.bias", spec.n_experts)
+        name = "exp_probs_b" if find.has("exp_probs_b") else "exp_probs_b.bias"
+        yield "selection_bias", find.vector(name, spec.n_experts)
     if spec.shared_width:
         yield "shared", _block(find, DenseSpec(spec.shared_width), width, "_shexp")
     if spec.shared_gate:

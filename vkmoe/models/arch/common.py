@@ -6,6 +6,7 @@ An architecture's module reads what differs, and makes the layers of a model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
@@ -104,6 +105,13 @@ def model_spec(
     return spec
 
 
+def limited(spec: ModelSpec, n_positions: int, why: str) -> ModelSpec:
+    """Limit the context to positions within which attention is what vkmoe computes."""
+    if spec.context_length <= n_positions:
+        return spec
+    return replace(spec, context_length=n_positions, context_limit=why)
+
+
 def expert_spec(
     metadata: Metadata,
     *,
@@ -144,6 +152,51 @@ def experts_everywhere(metadata: Metadata, experts: ExpertSpec) -> tuple[ExpertS
     """Give these experts to every layer. The width of dense blocks, if a file has it, is unused."""
     metadata.per_layer("feed_forward_length", experts.width)
     return (experts,) * metadata.n_layers
+
+
+def grouped_experts(
+    metadata: Metadata,
+    *,
+    renormalise: bool,
+    selection_bias: bool,
+    gatings: tuple[int, ...] = (SIGMOID,),
+) -> ExpertSpec:
+    """Read experts that may be chosen within groups, and shared ones beside them.
+
+    A file that says nothing of groups has one of all experts; the rest is as in `expert_spec`.
+    """
+    experts = expert_spec(metadata, renormalise=renormalise, gatings=gatings)
+    n_shared = metadata.count("expert_shared_count", MAX_EXPERTS)
+    n_groups = metadata.count("expert_group_count", experts.n_experts) or 1
+    n_groups_used = metadata.count("expert_group_used_count", n_groups) or n_groups
+    in_group = experts.n_experts // n_groups
+    too_small = experts.gating == "sigmoid" and n_groups > 1 and in_group < 2
+    if experts.n_experts % n_groups or n_groups_used * in_group < experts.n_used or too_small:
+        raise ModelFileError(
+            f"{metadata.file.path}: {experts.n_used} experts used in {n_groups_used} of "
+            f"{n_groups} groups of {experts.n_experts}",
+            WRONG_FILE,
+        )
+    return replace(
+        experts,
+        shared_width=n_shared * experts.width,
+        selection_bias=selection_bias,
+        n_groups=n_groups,
+        n_groups_used=n_groups_used,
+    )
+
+
+def leading_dense(metadata: Metadata, n_ahead_layers: int = 0) -> int:
+    """Read how many layers at the beginning have no experts; the last one has, in any case."""
+    return metadata.count("leading_dense_block_count", metadata.n_layers - n_ahead_layers - 1)
+
+
+def experts_behind(
+    metadata: Metadata, experts: ExpertSpec, n_dense: int
+) -> tuple[FeedForward, ...]:
+    """Give these experts to every layer behind the first `n_dense`, which have dense blocks."""
+    blocks = dense_specs(metadata, experts.width)
+    return (*blocks[:n_dense], *(experts,) * (metadata.n_layers - n_dense))
 
 
 def _width_of_tensors(file: GgufFile) -> int | None:

@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vkmoe.errors import ModelFileError, UnsupportedModelError
+from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import ExpertSpec, FeedForward, LatentSpec, ModelSpec, RopeSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.kernels.attention.shapes import MAX_RANK, MAX_ROPE_DIM, UNIT_DIMS
 from vkmoe.kernels.router.operations import MAX_EXPERTS
 from vkmoe.models.arch import common
-from vkmoe.models.metadata import WRONG_FILE, Metadata
+from vkmoe.models.metadata import Metadata
 from vkmoe.models.rope import read_rope
 
 BLOCK = 32  # rows of matrices are whole blocks
@@ -25,7 +25,12 @@ BLOCK = 32  # rows of matrices are whole blocks
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a deepseek2 file."""
     metadata = Metadata(file)
-    latent = _latent(metadata)
+    return latent_spec(metadata, latent_attention(metadata))
+
+
+def latent_spec(metadata: Metadata, latent: LatentSpec) -> ModelSpec:
+    """Read all but the attention, which is alike in all layers. Call it last."""
+    file = metadata.file
     n_all = metadata.n_layers
     n_ahead = metadata.count("nextn_predict_layers", n_all - 1)
     n_dense = metadata.count("leading_dense_block_count", n_all)
@@ -38,7 +43,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
     return common.model_spec(metadata, [latent] * n_all, blocks, n_ahead)
 
 
-def _latent(metadata: Metadata) -> LatentSpec:
+def latent_attention(metadata: Metadata) -> LatentSpec:
     """Read the heads. Newer files describe the cached row as one head under the old names."""
     n_heads = metadata.size("attention.head_count", largest=common.MAX_HEADS)
     rope_dim = metadata.size("rope.dimension_count", largest=MAX_ROPE_DIM)
@@ -70,30 +75,14 @@ def _latent(metadata: Metadata) -> LatentSpec:
 
 def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec | None:
     """Read the experts; None for a model without any, whose file has few of the keys."""
-    n_shared = metadata.count("expert_shared_count", MAX_EXPERTS)
     if not metadata.count("expert_count", MAX_EXPERTS):
-        for key in ("expert_used_count", "expert_feed_forward_length"):
+        for key in ("expert_shared_count", "expert_used_count", "expert_feed_forward_length"):
             metadata.count(key, 1 << 24)
         return None
     # Files that do not name their function are of V2, or of V3's kind: those have the bias.
     gatings = (common.SOFTMAX, common.SIGMOID)[:: -1 if selection_bias else 1]
-    experts = common.expert_spec(metadata, renormalise=False, gatings=gatings)
-    n_groups = metadata.count("expert_group_count", experts.n_experts) or 1
-    n_groups_used = metadata.count("expert_group_used_count", n_groups) or n_groups
-    in_group = experts.n_experts // n_groups
-    too_small = experts.gating == "sigmoid" and n_groups > 1 and in_group < 2
-    if experts.n_experts % n_groups or n_groups_used * in_group < experts.n_used or too_small:
-        raise ModelFileError(
-            f"{metadata.file.path}: {experts.n_used} experts used in {n_groups_used} of "
-            f"{n_groups} groups of {experts.n_experts}",
-            WRONG_FILE,
-        )
-    return replace(
-        experts,
-        shared_width=n_shared * experts.width,
-        selection_bias=selection_bias,
-        n_groups=n_groups,
-        n_groups_used=n_groups_used,
+    return common.grouped_experts(
+        metadata, renormalise=False, selection_bias=selection_bias, gatings=gatings
     )
 
 
