@@ -144,6 +144,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False  # of the output projection
     gated: bool = False  # by the logistic function of as many numbers, projected beside each query
+    value_norm: bool = False  # of each head, without a gain
     is_recurrent: ClassVar[bool] = False  # what it keeps holds for every earlier position
 
     @property
@@ -295,6 +296,10 @@ class ExpertSpec:
     n_groups: int = 1
     n_groups_used: int = 1
     activation: Activation = "silu"
+    output_scales: bool = False  # what an expert gives is multiplied by a number of its own
+    # Of a dense block beside the experts. It, they and the router read the state behind norms of
+    # their own, and what the two give is normed before it is added; 0: there is none.
+    beside_width: int = 0
 
 
 Attention = AttentionSpec | LatentSpec
@@ -308,6 +313,8 @@ class LayerSpec:
 
     mixer: Mixer
     feed_forward: FeedForward
+    post_norms: bool = False  # what mixer and feed-forward give is normed before it is added
+    scaled: bool = False  # what leaves the layer is multiplied by a number of its own
 
 
 @dataclass(frozen=True)

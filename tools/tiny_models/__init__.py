@@ -8,6 +8,7 @@ from tools.tiny_models import (
     deepseek32,
     dots1,
     ernie4_5_moe,
+    gemma4,
     glm4moe,
     gpt_oss,
     hy_v3,
@@ -39,4 +40,5 @@ MODELS: tuple[TinyModel, ...] = (
     *hy_v3.MODELS,
     *deepseek32.MODELS,
     *mistral4.MODELS,
+    *gemma4.MODELS,
 )

@@ -23,7 +23,13 @@ from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.matmul.operations import matmul, matmul_heads, matmul_residual, row_parts
 from vkmoe.kernels.matvec.operations import Matrix, matvec, matvec_heads, matvec_residual
-from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
+from vkmoe.kernels.norms.operations import (
+    NormedPart,
+    NormInput,
+    NormOutput,
+    norm_residual,
+    rms_norm,
+)
 from vkmoe.kernels.prompt_attention.operations import (
     PromptTensors,
     append_latent_rows,
@@ -65,19 +71,35 @@ class AttentionBlock(ABC):
         weights, attended = self.layer.mixer, self.space.attended
         op.mark("attention")
         self._attend(op, norm)
-        output = op.named("output")
-        return matvec_residual(output, weights.output, attended, leaves, bias=weights.output_bias)
+        output, space = op.named("output"), self.space
+        if not weights.post_gain:
+            bias = weights.output_bias
+            return matvec_residual(output, weights.output, attended, leaves, bias=bias)
+        into = space.block_output(weights.gain)
+        matvec_residual(output, weights.output, attended, into, bias=weights.output_bias)
+        return self._add_normed(op, leaves)
 
     def append_prompt(self, op: OpContext) -> None:
         """Append hidden += attention of the layer, for rows of prompts."""
         space, weights = self.space, self.layer.mixer
         op.mark("attention")
-        width, eps = self.spec.width, self.spec.norm_eps
-        rms_norm(op.named("norm"), space.hidden, space.gained, width, weights.gain, eps)
+        width, eps, gain = self.spec.width, self.spec.norm_eps, weights.gain
+        rms_norm(op.named("norm"), space.hidden, space.gained, width, gain, eps)
         self._attend_prompt(op)
         output, params = op.named("output"), space.params
-        x, hidden = row_parts(space.attended), row_parts(space.hidden)
-        matmul_residual(output, weights.output, x, hidden, params, bias=weights.output_bias)
+        x, into = row_parts(space.attended), space.hidden
+        if weights.post_gain:
+            into = space.block_output(weights.gain).hidden
+        adds, bias = not weights.post_gain, weights.output_bias
+        matmul_residual(output, weights.output, x, row_parts(into), params, bias=bias, adds=adds)
+        if weights.post_gain:
+            self._add_normed(op, NormOutput(space.hidden, space.gained, space.norm_partials, gain))
+
+    def _add_normed(self, op: OpContext, leaves: NormOutput) -> int:
+        """Append hidden += norm(what attention gives). Returns the number of partials it leaves."""
+        parts, gain = (NormedPart(self.space.block_output(0).hidden),), self.layer.mixer.post_gain
+        width, eps = self.spec.width, self.spec.norm_eps
+        return norm_residual(op.named("post norm"), parts, gain, leaves, width, eps)
 
     @property
     def kernels(self) -> MixerKernels:

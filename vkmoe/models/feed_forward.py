@@ -7,7 +7,7 @@ the CPU computes experts, it gets what it needs behind the choice, and what it g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vkmoe.facts import Activation, ModelSpec
 from vkmoe.gpu.program import TensorRef
@@ -32,7 +32,13 @@ from vkmoe.kernels.matmul.operations import (
 )
 from vkmoe.kernels.matvec.operations import Matrix, matvec
 from vkmoe.kernels.memory.operations import LandingMemory, gather
-from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
+from vkmoe.kernels.norms.operations import (
+    NormedPart,
+    NormInput,
+    NormOutput,
+    norm_residual,
+    rms_norm,
+)
 from vkmoe.kernels.prompt_experts.operations import (
     PairTiles,
     SharedRows,
@@ -67,7 +73,8 @@ class FeedForwardBlock:
         if layer.router is None:
             op.mark("dense")
             dense = ExpertBlock(layer.block.shape, space.routing, span=layer.block.span)
-            return self._experts(op, dense, norm, leaves, activation)
+            n_partials = self._experts(op, dense, norm, self._output(layer, leaves), activation)
+            return self._add_normed(op, layer, leaves) if layer.post_gain else n_partials
         moe_layer, shared = self.weights.moe_layers.index(index), self._shared(layer)
         self._score(op, layer, norm)
         if layer.block.on_cpu:
@@ -77,19 +84,25 @@ class FeedForwardBlock:
             block, act = shared
             half = op.named("shared gate/up")
             expert_gate_up(half, block, space.gained, act, norm, activation)
-        n_partials = 0
+        n_partials, into = 0, self._output(layer, leaves)
         if not layer.block.on_cpu:
             op.mark("choice")
             self._choose(op, layer, moe_layer, self.weights.n_landing if self.mode.lands else 0)
         if layer.block.on_device:
             op.mark("routed")
             experts = self._gather(op, layer.block, moe_layer)
-            n_partials = self._experts(op, experts, norm, leaves, activation)
+            n_partials = self._experts(op, experts, norm, into, activation)
+            into = replace(into, adds=True)
         if shared is not None:
             op.mark("shared")
             block, act = shared
-            n_partials = expert_down(op.named("shared down"), block, act, leaves)
-        return self._join(op, leaves) if layer.block.on_cpu else n_partials
+            n_partials = expert_down(op.named("shared down"), block, act, into)
+            into = replace(into, adds=True)
+        if layer.block.on_cpu:
+            n_partials = self._join(op, into)
+        if layer.beside is not None:
+            self._append_beside(op, layer, layer.beside, activation)
+        return self._add_normed(op, layer, leaves) if layer.post_gain else n_partials
 
     def append_prompt(self, op: OpContext, index: int) -> None:
         """Append hidden += the block of layer `index`, for rows of prompts.
@@ -103,14 +116,19 @@ class FeedForwardBlock:
         assert prompt is not None, op.label
         op.mark("router" if layer.router else "dense")
         rms_norm(norm, space.hidden, space.gained, self.spec.width, layer.gain, self.spec.norm_eps)
-        x, params = row_parts(space.gained), space.params
+        params = space.params
         if layer.router is None:
-            self._append_dense(op, layer.block, activation)
+            into = self._output(layer, self._hidden(layer))
+            self._append_dense(op, layer.block, activation, into)
+            if layer.post_gain:
+                self._add_normed(op, layer, self._hidden(layer))
             return
         moe_layer, tiles = self.weights.moe_layers.index(index), prompt.routed
         assert tiles is not None and prompt.expert_out is not None, op.label
         matrices, logits, bias = _router_matrices(layer), op.named("router"), layer.router_bias
-        matmul(logits, matrices, x, row_parts(space.router_logits), params, bias=bias, exact=True)
+        read = row_parts(self._router_input(op, layer, space.gained))
+        y = row_parts(space.router_logits)
+        matmul(logits, matrices, read, y, params, bias=bias, exact=True)
         clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
         on_cpu, out = layer.block.on_cpu, prompt.expert_out
         picks = self.spec.picks(moe_layer)
@@ -123,22 +141,97 @@ class FeedForwardBlock:
         if layer.block.on_device:
             op.mark("routed")
             self._append_routed(op, layer.block, tiles, moe_layer, activation)
+        into = self._output(layer, self._hidden(layer))
         if layer.block.on_device or shared is not None:
             op.mark("combine")
-            combined = op.named("combine")
-            combine_rows(combined, tiles, out, space.hidden, shared, on_cpu, picks)
+            combined, adds = op.named("combine"), into.adds
+            combine_rows(combined, tiles, out, into.hidden, shared, on_cpu, picks, adds=adds)
+            into = replace(into, adds=True)
         if on_cpu:
-            self._join(op, NormOutput(space.hidden, space.gained, space.norm_partials, gain=0))
+            self._join(op, into)
+        if layer.beside is not None:
+            self._append_beside_prompt(op, layer, layer.beside, activation)
+        if layer.post_gain:
+            self._add_normed(op, layer, self._hidden(layer))
 
-    def _append_dense(self, op: OpContext, block: BlockWeights, activation: Activation) -> None:
+    def _append_dense(
+        self, op: OpContext, block: BlockWeights, activation: Activation, into: NormOutput
+    ) -> None:
         """Append hidden += a block without experts, for rows of prompts."""
-        space, x, hidden = self.space, row_parts(self.space.gained), row_parts(self.space.hidden)
+        space, x, hidden = self.space, row_parts(self.space.gained), row_parts(into.hidden)
         matrices = TiledExperts(block.shape, space.params, block.ranges, span=block.span)
         expert_matmul_gate_up(op.named("gate/up"), matrices, x, space.act, activation)
-        down = block.shape.down
+        down, bias = block.shape.down, block.down_bias
         matrix = Matrix(down.type, block.down, down.n_rows, down.n_columns, down.row_bytes)
-        act = RowParts(space.act, down.n_columns)
-        matmul_residual(op.named("down"), matrix, act, hidden, space.params, bias=block.down_bias)
+        act, half = RowParts(space.act, down.n_columns), op.named("down")
+        matmul_residual(half, matrix, act, hidden, space.params, bias=bias, adds=into.adds)
+
+    # ----- norms behind a part, and a block beside experts -----
+
+    def _output(self, layer: FeedForwardWeights, leaves: NormOutput) -> NormOutput:
+        """Return where the part adds what it gives; where that is normed first, it is kept."""
+        return self.space.block_output(layer.gain) if layer.post_gain else leaves
+
+    def _hidden(self, layer: FeedForwardWeights) -> NormOutput:
+        """Return the state of rows of prompts, of which nobody reads what norms need."""
+        space = self.space
+        return NormOutput(space.hidden, space.gained, space.norm_partials, layer.gain)
+
+    def _add_normed(self, op: OpContext, layer: FeedForwardWeights, leaves: NormOutput) -> int:
+        """Append hidden = scale * (hidden + norm(what the part gives)).
+
+        What a block beside experts gives is added to what they give, each behind a norm of its own.
+        Returns the number of partials that leaves.
+        """
+        op.mark("post norm")
+        space, width, eps = self.space, self.spec.width, self.spec.norm_eps
+        parts = [NormedPart(space.block_output(0).hidden, layer.experts_post_gain)]
+        if space.beside_out is not None and layer.beside is not None:
+            parts.insert(0, NormedPart(space.beside_out, layer.beside_post_gain))
+        normed, gain, scale = op.named("post norm"), layer.post_gain, layer.scale
+        return norm_residual(normed, parts, gain, leaves, width, eps, scale)
+
+    def _router_input(
+        self, op: OpContext, layer: FeedForwardWeights, usual: TensorRef
+    ) -> TensorRef:
+        """Return what the router reads, normed first where it has a norm of its own."""
+        space = self.space
+        if not layer.router_gain:
+            return usual
+        assert space.router_in is not None, op.label
+        width, eps = self.spec.width, self.spec.norm_eps
+        normed = op.named("router norm")
+        rms_norm(normed, space.hidden, space.router_in, width, layer.router_gain, eps)
+        return space.router_in
+
+    def _append_beside(
+        self, op: OpContext, layer: FeedForwardWeights, block: BlockWeights, activation: Activation
+    ) -> None:
+        """Append what the block beside experts gives, which have read `gained` before."""
+        op.mark("beside")
+        space, width, eps = self.space, self.spec.width, self.spec.norm_eps
+        assert space.beside_out is not None and space.shared_act is not None, op.label
+        gain, act = layer.beside_gain, space.shared_act
+        rms_norm(op.named("beside norm"), space.hidden, space.gained, width, gain, eps)
+        dense = ExpertBlock(block.shape, space.routing, span=block.span)
+        half = op.named("beside gate/up")
+        expert_gate_up(half, dense, space.gained, act, None, activation)
+        into = NormOutput(space.beside_out, space.gained, space.norm_partials, gain, adds=False)
+        expert_down(op.named("beside down"), dense, act, into)
+
+    def _append_beside_prompt(
+        self, op: OpContext, layer: FeedForwardWeights, block: BlockWeights, activation: Activation
+    ) -> None:
+        """Append the same for rows of prompts."""
+        op.mark("beside")
+        space, width, eps = self.space, self.spec.width, self.spec.norm_eps
+        assert space.beside_out is not None and space.shared_act is not None, op.label
+        normed, gain = op.named("beside norm"), layer.beside_gain
+        rms_norm(normed, space.hidden, space.gained, width, gain, eps)
+        tiled = TiledExperts(block.shape, space.params, block.ranges, span=block.span)
+        half, x = op.named("beside gate/up"), row_parts(space.gained)
+        expert_matmul_gate_up(half, tiled, x, space.shared_act, activation)
+        expert_matmul_down(op.named("beside down"), tiled, space.shared_act, space.beside_out)
 
     def _hand_over(self, op: OpContext, layer: FeedForwardWeights, moe_layer: int) -> None:
         """Append the choice for rows to decode, and hand it over with their normed state."""
@@ -222,7 +315,9 @@ class FeedForwardBlock:
         """Append the logits of the routed experts, and of the shared one's weight if it has any."""
         space, matrices, bias = self.space, _router_matrices(layer), layer.router_bias
         op.mark("router")
-        matvec(op.named("router"), matrices, space.gained, space.router_logits, norm, bias=bias)
+        read = self._router_input(op, layer, space.gained)
+        normed = norm if read is space.gained else None
+        matvec(op.named("router"), matrices, read, space.router_logits, normed, bias=bias)
 
     def _choose(
         self, op: OpContext, layer: FeedForwardWeights, moe_layer: int, n_places: int

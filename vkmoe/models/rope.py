@@ -67,6 +67,14 @@ def read_rope(
     return replace(plain, scaling="linear", factor=rope.factor) if is_linear else plain
 
 
+def read_window_rope(metadata: Metadata, head_dim: int) -> RopeSpec:
+    """Read the plain rotary embedding that layers with a window have of their own."""
+    dim = metadata.size("rope.dimension_count_swa", head_dim, largest=head_dim)
+    if dim % 2:
+        metadata.refuse("rope.dimension_count_swa", dim, "must be even")
+    return RopeSpec(dim, metadata.positive("rope.freq_base_swa", 10000.0))
+
+
 def _attention_factor(metadata: Metadata) -> float | None:
     """Read what sines and cosines are multiplied by; None: it follows from the scaling."""
     keys = ("yarn_attn_factor", "attn_factor")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import (
@@ -242,13 +242,14 @@ def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
     else:
         weights, tensors = AttentionWeights, dict(_attention(find, mixer, width))
     norm = _FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
-    return LayerTensors(
-        _block(find, layer.feed_forward, width, "_exps" * has_experts),
-        has_experts,
-        tensors,
-        weights,
-        dict(_feed_forward(find, layer.feed_forward, width, norm)),
-    )
+    others = dict(_feed_forward(find, layer.feed_forward, width, norm))
+    if layer.post_norms:
+        tensors["post_gain"] = find.vector("post_attention_norm.weight", width)
+        others["post_gain"] = find.vector("post_ffw_norm.weight", width)
+    if layer.scaled:
+        others["scale"] = find.vector("layer_output_scale.weight", 1)
+    block = _block(find, layer.feed_forward, width, "_exps" * has_experts)
+    return LayerTensors(block, has_experts, tensors, weights, others)
 
 
 # ----- the table: every tensor of a layer once, with its field, role, file name and shape -----
@@ -289,8 +290,10 @@ def _projections(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row
             yield field, HeadMatrices(both, spec.n_heads, first, first + spec.head_dim)
     else:
         yield "q", find.matrix("attn_q.weight", q, width)
-    yield "k", find.matrix("attn_k.weight", kv, width)
-    yield "v", find.matrix("attn_v.weight", kv, width)
+    keys, values = "attn_k.weight", "attn_v.weight"
+    yield "k", find.matrix(keys, kv, width)
+    # Where values are normed otherwise than keys, both may be made of one projection.
+    yield "v", find.matrix(keys if spec.value_norm and not find.has(values) else values, kv, width)
 
 
 def _delta_net(find: _Finder, spec: DeltaNetSpec, width: int) -> Iterator[Row]:
@@ -340,7 +343,10 @@ def _latent(find: _Finder, spec: LatentSpec, width: int) -> Iterator[Row]:
 
 def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> Iterator[Row]:
     """List what there is besides the block or the experts."""
-    yield "gain", find.vector(f"{norm}.weight", width)
+    if isinstance(spec, ExpertSpec) and spec.beside_width:
+        yield from _beside(find, spec, width)
+    else:
+        yield "gain", find.vector(f"{norm}.weight", width)
     if isinstance(spec, DenseSpec):
         return
     yield "router", find.matrix("ffn_gate_inp.weight", spec.n_experts, width)
@@ -349,10 +355,23 @@ def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> It
     if spec.selection_bias:
         name = "exp_probs_b" if find.has("exp_probs_b") else "exp_probs_b.bias"
         yield "selection_bias", find.vector(name, spec.n_experts)
+    if spec.output_scales:
+        yield "output_scales", find.vector("ffn_down_exps.scale", spec.n_experts)
     if spec.shared_width:
         yield "shared", _block(find, DenseSpec(spec.shared_width), width, "_shexp")
     if spec.shared_gate:
         yield "shared_gate", find.row("ffn_gate_inp_shexp.weight", width)
+
+
+def _beside(find: _Finder, spec: ExpertSpec, width: int) -> Iterator[Row]:
+    """List a dense block beside experts, and the norms before and behind both."""
+    yield "gain", find.vector("pre_ffw_norm_2.weight", width)
+    yield "beside_gain", find.vector("ffn_norm.weight", width)
+    yield "beside", _block(find, DenseSpec(spec.beside_width), width)
+    yield "beside_post_gain", find.vector("post_ffw_norm_1.weight", width)
+    yield "experts_post_gain", find.vector("post_ffw_norm_2.weight", width)
+    scale = find.vector("ffn_gate_inp.scale", width)
+    yield "router_gain", replace(scale, factor=width**-0.5)
 
 
 def _block(find: _Finder, spec: FeedForward, width: int, suffix: str = "") -> FeedForwardTensors:

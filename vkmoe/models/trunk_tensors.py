@@ -23,9 +23,13 @@ TURNED_TYPES = {"F32": "F32", "BF16": "F32"}
 
 @dataclass(frozen=True)
 class FileVector:
-    """Holds gains or biases of one tensor, or of several behind one another; f32 on the device."""
+    """Holds gains or biases of one tensor, or of several behind one another; f32 on the device.
+
+    There they are `factor` times what they are in the file.
+    """
 
     tensors: tuple[TensorInfo, ...]
+    factor: float = 1.0
 
     @property
     def n_bytes(self) -> int:
@@ -35,7 +39,15 @@ class FileVector:
     def data(self, file: GgufFile) -> Bytes:
         """Read all as float32: uint8 [n_bytes]."""
         values = [decode(x.type, file.data(x.name), x.n_weights) for x in self.tensors]
-        return np.concatenate(values).view(np.uint8)
+        whole = np.concatenate(values)
+        if self.factor != 1.0:
+            whole = whole * np.float32(self.factor)
+        return whole.view(np.uint8)
+
+    @property
+    def is_in_file(self) -> bool:
+        """Say whether a file has them as they are on the device."""
+        return len(self.tensors) == 1 and self.tensors[0].type == "F32" and self.factor == 1.0
 
 
 @dataclass(frozen=True)

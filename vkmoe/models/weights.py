@@ -69,6 +69,7 @@ class AttentionWeights:
     output_bias: int = 0
     sinks: int = 0
     gate: Matrix | None = None  # of the heads' outputs; None: they have none
+    post_gain: int = 0  # of the norm behind the output
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class LatentWeights:
     q_down: Matrix | None = None
     q_gain: int = 0
     output_bias: int = 0
+    post_gain: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class DeltaNetWeights:
     biases: int
     out_gain: int  # f32 [head_dim], of the norm of a head's output
     output_bias: int = 0
+    post_gain: int = 0
 
 
 MixerWeights = AttentionWeights | LatentWeights | DeltaNetWeights
@@ -118,6 +121,15 @@ class FeedForwardWeights:
     selection_bias: int = 0
     shared: BlockWeights | None = None  # the expert that every token uses
     shared_gate: Matrix | None = None  # it weighs `shared`; None: by 1
+    post_gain: int = 0  # of the norm behind the part
+    scale: int = 0  # by which the state is multiplied behind that; 0: by 1
+    # A dense block beside the experts, and the gains of norms that come with it: before the block
+    # and the router, and behind the block and the experts.
+    beside: BlockWeights | None = None
+    beside_gain: int = 0
+    router_gain: int = 0
+    beside_post_gain: int = 0
+    experts_post_gain: int = 0
 
 
 @dataclass(frozen=True)

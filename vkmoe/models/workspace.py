@@ -20,6 +20,7 @@ from vkmoe.kernels.attention.shapes import (
     shape_of,
 )
 from vkmoe.kernels.logits.operations import CANDIDATE_WORDS, list_words
+from vkmoe.kernels.norms.operations import NormOutput
 from vkmoe.kernels.prompt_attention.operations import PromptTiling, choose_tiling
 from vkmoe.kernels.prompt_experts.operations import PairTiles, RoutedRows
 from vkmoe.kernels.recurrent.operations import DeltaShape, DeltaSplit
@@ -186,6 +187,13 @@ class Workspace:
         self.norm_partials = _rows("norm_partials", n_partials, n_rows)
         # The states that the layer reads which guesses tokens ahead.
         self.states = _rows("states", spec.width, n_rows) if spec.ahead else None
+        # What blocks give where that is normed before it is added, and what routers read there.
+        self.block_out = self.beside_out = self.router_in = None
+        if any(layer.post_norms for layer in spec.kept_layers):
+            self.block_out = _rows("block_out", spec.width, n_rows)
+        if spec.experts is not None and spec.experts.beside_width:
+            self.beside_out = _rows("beside_out", spec.width, n_rows)
+            self.router_in = _rows("router_in", spec.width, n_rows)
         self._describe_attention(spec, sizes)
         self._describe_feed_forward(spec, n_rows, shares)
         self.prompt = None
@@ -219,8 +227,17 @@ class Workspace:
         self.act = _rows("act", width, n_rows)
         # Rows that go to another device, and what comes back.
         self.exchanged = _rows("exchanged", spec.width, n_rows) if shares else None
-        shared_width = spec.experts.shared_width if spec.experts else 0
+        experts = spec.experts
+        shared_width = max(experts.shared_width, experts.beside_width) if experts else 0
         self.shared_act = _rows("shared_act", shared_width, n_rows) if shared_width else None
+
+    def block_output(self, gain: int) -> NormOutput:
+        """Return where a block leaves what it gives, if that is normed before it is added.
+
+        Kernels that add to a state leave it gained, too, by any `gain`: nobody reads that.
+        """
+        assert self.block_out is not None
+        return NormOutput(self.block_out, self.gained, self.norm_partials, gain, adds=False)
 
     def routing_log(self, n_rows: int) -> RoutingLog:
         """Lay out the log of a program with so many rows."""

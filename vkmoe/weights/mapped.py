@@ -82,8 +82,7 @@ def _parts(tensors: Iterable[TrunkTensor]) -> Iterator[tuple[int, bool]]:
     """Yield the bytes of each tensor as it is used, and whether that is in the file."""
     for tensor in tensors:
         if isinstance(tensor, FileVector):
-            stays = len(tensor.tensors) == 1 and tensor.tensors[0].type == "F32"
-            yield tensor.n_bytes, stays
+            yield tensor.n_bytes, tensor.is_in_file
         elif isinstance(tensor, FileMatrix):
             kind = kept_type(tensor.data_type)
             stays = kind == tensor.data_type and not isinstance(tensor, HeadMatrices | Columns)

@@ -224,10 +224,9 @@ class MappedPlacer(Placer):
 
     def vector(self, tensor: FileVector) -> int:
         """Find gains or biases as f32, and return their address."""
-        (one, *others) = tensor.tensors
-        if others or one.type != "F32":
+        if not tensor.is_in_file:
             return self._reach("F32", "F32", tensor.data(self._file))
-        return self._reach("F32", "F32", self._file.data(one.name))
+        return self._reach("F32", "F32", self._file.data(tensor.tensors[0].name))
 
     def block(self, block: FeedForwardTensors) -> BlockWeights:
         """Find the parts of a block that every token uses."""

@@ -22,7 +22,7 @@ from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.launches import kernel_class
 from vkmoe.kernels.matvec.operations import Rows
 from vkmoe.kernels.memory.operations import LandingMemory
-from vkmoe.kernels.norms.operations import NormInput, NormOutput
+from vkmoe.kernels.norms.operations import NOT_NORMED, NormInput, NormOutput
 from vkmoe.kernels.router.operations import shared_weight_word
 from vkmoe.quants.types import TYPES
 
@@ -200,10 +200,12 @@ def expert_gate_up(
     experts: ExpertBlock,
     x: TensorRef,
     act: TensorRef,
-    norm: NormInput,
+    norm: NormInput | None,
     activation: Activation = "silu",
 ) -> None:
     """Append act[rank] = f(gate @ norm(x), up @ norm(x)) for the used experts, or the fixed span.
+
+    Without `norm` x is taken as it is.
 
     Of each row of the batch. f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases,
     if any, are added before. One dispatch, or two when gate and up have different types.
@@ -219,13 +221,13 @@ def expert_gate_up(
                 **experts.numbers(op),
                 **launch._asdict(),
                 **matrix.numbers,
-                **norm.numbers,
+                **(norm.numbers if norm else NOT_NORMED),
                 **{"rows": rows, "pass": which, "activation": ACTIVATIONS.index(activation)},
                 **{"x_pitch": x.row_words // 4, "act_pitch": act.row_words},
             },
             {
                 "x": x.rows(op.n_rows),
-                "norm_partials": norm.tensor(op.n_rows),
+                "norm_partials": norm.tensor(op.n_rows) if norm else x.part(0, 0),  # not read
                 "act": act.rows(op.n_rows, 0, n_rows),
                 **experts.bound(op),
             },

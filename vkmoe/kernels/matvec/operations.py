@@ -14,7 +14,7 @@ from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range, workgroup_lines
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.launches import Launch, kernel_class
-from vkmoe.kernels.norms.operations import NormInput, NormOutput
+from vkmoe.kernels.norms.operations import NOT_NORMED, NormInput, NormOutput
 from vkmoe.quants import TYPES
 
 MATVEC = kernel(
@@ -94,8 +94,7 @@ class Matrix(Rows):
 # What matvec is given where there are neither biases, a norm, nor heads.
 PLAIN: dict[str, float] = {
     **dict.fromkeys(("bias", "output_offset", "x_offset", "x_stride"), 0),
-    **dict.fromkeys(("n_partials", "partials_pitch"), 0),
-    **dict.fromkeys(("inverse_width", "eps"), 0.0),
+    **NOT_NORMED,
 }
 
 

@@ -7,7 +7,9 @@ leaves partial sums of. Shader: rms_norm.comp.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Bound, TensorRef, memory_range
@@ -36,6 +38,12 @@ class NormInput:
     def tensor(self, n_rows: int) -> Bound:
         """Bind the tensor that consumers of `n_rows` rows read."""
         return self.partials.rows(n_rows, 0, self.n_partials)
+
+
+# What consumers need whose input is not normed.
+NOT_NORMED: Mapping[str, float] = MappingProxyType(
+    {"n_partials": 0, "partials_pitch": 0, "inverse_width": 0.0, "eps": 0.0}
+)
 
 
 @dataclass(frozen=True)

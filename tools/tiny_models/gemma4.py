@@ -1,0 +1,184 @@
+"""Tiny models of `gemma4`: windows in most layers, norms behind every block, a dense block beside
+the experts.
+
+Layers that see all have wider heads, fewer of keys, and values made of the keys' projection; of
+each head a part turns, whose pairs are spread over all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from tools.tiny_models.drawing import Draw, Tensors, Weights
+from tools.tiny_models.model import TinyModel
+
+NEVER = 1e30  # the factor of a pair that does not turn
+PARTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class Gemma4(TinyModel):
+    """`heads`, `kv_heads` and `head_dim` are of the layers with a window."""
+
+    full: tuple[int, ...] = (3,)
+    """The layers that see all; the last one must be one."""
+    window: int = 6
+    wide: int = 64
+    """Dimensions of a head that sees all."""
+    wide_kv: int = 1
+    expert_ff: int = 32
+    share: float = 0.25
+    """Of the pairs of such a head, that turn."""
+    keys_are_values: bool = True
+    fused: bool = True
+    """Gate and up of the experts are one tensor."""
+    cap: float = 8.0
+    scaled: bool = True
+    wide_base: float = 1e6
+
+    architecture, hf_kind = "gemma4", "Gemma4"
+
+    @property
+    def hf_config(self) -> str:
+        return "Gemma4TextConfig"
+
+    def block(self, draw: Draw, layer: int) -> Weights:
+        block = self.attention_of(draw, layer in self.full) | {
+            f"{name}.weight": draw.norm(self.hidden)
+            for name in ("ffn_norm", "post_attention_norm", "post_ffw_norm")
+        }
+        block |= self.dense(draw, self.ff)
+        if self.scaled:
+            block["layer_output_scale.weight"] = 1 + draw.bias(1)
+        if self.experts:
+            stack = (self.experts, self.expert_ff, self.hidden)
+            norms = ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")
+            block |= {f"{name}.weight": draw.norm(self.hidden) for name in norms} | {
+                "ffn_gate_inp.weight": draw.matrix(self.experts, self.hidden, gain=8.0),
+                "ffn_gate_inp.scale": draw.norm(self.hidden),
+                "ffn_gate_exps.weight": draw.matrix(*stack),
+                "ffn_up_exps.weight": draw.matrix(*stack),
+                "ffn_down_exps.weight": draw.matrix(self.experts, self.hidden, self.expert_ff),
+                "ffn_down_exps.scale": 1 + draw.bias(self.experts),
+            }
+        return block
+
+    def attention_of(self, draw: Draw, is_full: bool) -> Weights:
+        dim, n_kv = (self.wide, self.wide_kv) if is_full else (self.head_dim, self.kv_heads)
+        block = {
+            "attn_norm.weight": draw.norm(self.hidden),
+            "attn_q.weight": draw.matrix(self.heads * dim, self.hidden),
+            "attn_k.weight": draw.matrix(n_kv * dim, self.hidden),
+            "attn_output.weight": draw.matrix(self.hidden, self.heads * dim),
+            "attn_q_norm.weight": draw.norm(dim),
+            "attn_k_norm.weight": draw.norm(dim),
+        }
+        if not (is_full and self.keys_are_values):
+            block["attn_v.weight"] = draw.matrix(n_kv * dim, self.hidden)
+        return block
+
+    # ----- as a file has them -----
+
+    def file_tensors(self, weights: Weights) -> Tensors:
+        found: Tensors = dict(weights)
+        for layer in range(self.layers) if self.fused and self.experts else ():
+            names = [f"blk.{layer}.ffn_{part}_exps.weight" for part in ("gate", "up")]
+            both = [found.pop(name) for name in names]
+            found[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
+        factors = np.full(self.wide // 2, NEVER, np.float32)
+        factors[: int(self.share * self.wide / 2)] = 1.0
+        return found | {"rope_freqs.weight": factors}
+
+    def add_metadata(self, writer: gguf.GGUFWriter) -> None:
+        super().add_metadata(writer)
+        prefix, kinds = self.architecture, [layer in self.full for layer in range(self.layers)]
+        writer.add_sliding_window(self.window)
+        writer.add_array(f"{prefix}.attention.sliding_window_pattern", [not kind for kind in kinds])
+        counts = [self.wide_kv if kind else self.kv_heads for kind in kinds]
+        writer.add_array(f"{prefix}.attention.head_count_kv", counts)
+        writer.add_uint32(f"{prefix}.attention.key_length_swa", self.head_dim)
+        writer.add_uint32(f"{prefix}.attention.value_length_swa", self.head_dim)
+        writer.add_uint32(f"{prefix}.rope.dimension_count", self.wide)
+        writer.add_uint32(f"{prefix}.rope.dimension_count_swa", self.head_dim)
+        writer.add_float32(f"{prefix}.rope.freq_base_swa", self.rope_parameters["rope_theta"])
+        writer.add_float32(f"{prefix}.final_logit_softcapping", self.cap)
+        writer.add_uint32(f"{prefix}.attention.shared_kv_layers", 0)
+        writer.add_uint32(f"{prefix}.embedding_length_per_layer_input", 0)
+
+    def add_counts(self, writer: gguf.GGUFWriter) -> None:
+        writer.add_feed_forward_length(self.ff)
+        writer.add_head_count(self.heads)
+
+    def add_head_widths(self, writer: gguf.GGUFWriter) -> None:
+        writer.add_key_length(self.wide)
+        writer.add_value_length(self.wide)
+
+    def add_routing(self, writer: gguf.GGUFWriter) -> None:
+        writer.add_expert_feed_forward_length(self.expert_ff)
+
+    # ----- as transformers has them -----
+
+    def hf_options(self) -> dict[str, Any]:
+        kinds = ("sliding_attention", "full_attention")
+        proportional = {"rope_type": "proportional", "partial_rotary_factor": self.share}
+        options = super().hf_options() | {
+            "layer_types": [kinds[layer in self.full] for layer in range(self.layers)],
+            "sliding_window": self.window,
+            "global_head_dim": self.wide,
+            "num_global_key_value_heads": self.wide_kv,
+            "attention_k_eq_v": self.keys_are_values,
+            "final_logit_softcapping": self.cap,
+            "hidden_size_per_layer_input": 0,
+            "rope_parameters": {
+                kinds[0]: self.rope_parameters,
+                kinds[1]: proportional | {"rope_theta": self.wide_base},
+            },
+        }
+        del options["num_experts_per_tok"]
+        if self.experts:
+            options |= {
+                "enable_moe_block": True,
+                "num_experts": self.experts,
+                "top_k_experts": self.top_k,
+                "moe_intermediate_size": self.expert_ff,
+            }
+        return options
+
+    def hf_names(self) -> dict[str, str]:
+        return super().hf_names() | {
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "ffn_gate_inp": "router.proj",
+        }
+
+    def hf_block(self, block: Weights) -> Weights:
+        state = super().hf_block(block)
+        state["layer_scalar"] = block.get("layer_output_scale.weight", np.ones(1, np.float32))
+        if self.experts:
+            state["router.scale"] = state.pop("router.proj.scale")
+            state["router.per_expert_scale"] = block["ffn_down_exps.scale"]
+            for name in ("gate_up_proj", "down_proj"):
+                state[f"experts.{name}"] = state.pop(f"mlp.experts.{name}")
+        return state
+
+    def scores(self, weights: Weights, layer: int, logits: NDArray[Any]) -> NDArray[Any]:
+        """The router of transformers gives chances."""
+        return logits
+
+
+MODELS = (
+    Gemma4("gemma4_odd", 32, 4, 6, 2, 32, 64, experts=6, top_k=2, n_tokens=30),
+    Gemma4("gemma4_top1", 32, 3, 4, 4, 32, 32, full=(1, 2), experts=5, top_k=1, wide=32, wide_kv=4,
+           share=0.5, keys_are_values=False, fused=False, scaled=False, window=3),
+    Gemma4("gemma4_dense", 32, 4, 4, 2, 32, 64, full=(0, 3), wide=64, wide_kv=2, n_tokens=30,
+           eps=1e-5),
+)  # fmt: skip
