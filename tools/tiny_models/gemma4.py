@@ -139,7 +139,7 @@ class Gemma4(TinyModel):
                 kinds[1]: proportional | {"rope_theta": self.wide_base},
             },
         }
-        del options["num_experts_per_tok"]
+        options.pop("num_experts_per_tok", None)
         if self.experts:
             options |= {
                 "enable_moe_block": True,

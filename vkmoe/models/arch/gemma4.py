@@ -52,10 +52,8 @@ def _attention(metadata: Metadata) -> list[AttentionSpec]:
     if (value := metadata.size("attention.value_length_swa", narrow)) != narrow:
         metadata.refuse("attention.value_length_swa", value, f"keys have {narrow}")
     rope = read_window_rope(metadata, narrow)
-    changes = {"qk_norm": "per_head", "value_norm": True, "scale": 1.0}
+    normed = [replace(mixer, value_norm=True, scale=1.0) for mixer in whole]
     return [
-        replace(mixer, **changes, window=window, head_dim=narrow, rope=rope)
-        if has_window
-        else replace(mixer, **changes)
-        for mixer, has_window in zip(whole, windowed, strict=True)
+        replace(mixer, window=window, head_dim=narrow, rope=rope) if has_window else mixer
+        for mixer, has_window in zip(normed, windowed, strict=True)
     ]
