@@ -38,11 +38,7 @@ class AheadDecoder(Decoder):
             self._append_prompt(op)
         else:
             self._append_layers(op)
-        if kind.n_logits:
-            head = replace(op, n_rows=kind.n_logits)
-            head.mark("head")
-            self._pick_rows(head)
-            self._append_head(head)
+        self._append_picked_head(replace(op, n_rows=kind.n_logits))
         return program
 
     @property
