@@ -118,10 +118,7 @@ def load_weights(
     progressing = Progressing(_bytes_to_place(device.info, model, plan), progress)
     with ExitStack() as memory:  # kept unless something fails
         enter, shape = memory.enter_context, table_shape(model.spec)
-
-        def arena(intent: Intent, name: BufferName) -> Arena:
-            return enter(closing(Arena(device, intent, name, plan.layout(name))))
-
+        arena = partial(_arena, memory, device, plan)
         trunk, on_host = arena("device", "weights"), arena("host", "host weights")
         homes = arena("host" if plan.mode.can_miss else "device", "experts")
         table = enter(ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing))
@@ -132,14 +129,20 @@ def load_weights(
             main = placing(device, trunk)
             by_cpu = _homes_beside(cpu, plan, shape, memory, placing) if cpu else None
             loader = _Loader(on_host, plan, _ExpertHomes(main, homes, table), by_cpu)
-            ahead = _placing(
-                placers, (model.ahead or model).file, progressing, False, device, trunk
-            )
+            guessing = (model.ahead or model).file
+            ahead = _placing(placers, guessing, progressing, False, device, trunk)
             weights = loader.load(model.spec, model.tensors, table.range, ahead)
         if reader is not None and few:
             reader.drop_pages()
         of_cpu, kept, homes = loader.cpu_weights(), memory.pop_all(), loader.homes
     return LoadedWeights(weights, loader.ahead, table, homes, progressing, reader, of_cpu, kept)
+
+
+def _arena(
+    memory: ExitStack, device: Device, plan: MemoryPlan, intent: Intent, name: BufferName
+) -> Arena:
+    """Allocate what a plan has of a name."""
+    return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
 
 
 def _say(line: str) -> None:
