@@ -134,8 +134,8 @@ def load_weights(
             weights = loader.load(model.spec, model.tensors, table.range, ahead)
         if reader is not None and few:
             reader.drop_pages()
-        of_cpu, kept, homes = loader.cpu_weights(), memory.pop_all(), loader.homes
-    return LoadedWeights(weights, loader.ahead, table, homes, progressing, reader, of_cpu, kept)
+        of_cpu, kept, spans = loader.cpu_weights(), memory.pop_all(), loader.homes
+    return LoadedWeights(weights, loader.ahead, table, spans, progressing, reader, of_cpu, kept)
 
 
 def _arena(
