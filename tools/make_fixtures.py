@@ -83,7 +83,7 @@ def expected(
                 np.testing.assert_array_equal(np.sort(choices[-1].ids), np.sort(theirs))
         result["router_ids"] = np.stack([choice.ids for choice in choices])
         result["router_margin"] = np.stack([choice.margin for choice in choices])
-    if getattr(model, "ahead", False):
+    if model.ahead:
         found = guesses(model, weights, network, tokens)
         result |= dict(zip(("guess_logits", "further_logits"), found, strict=True))
     if model.ctx_size:
@@ -92,7 +92,7 @@ def expected(
 
 
 def guesses(
-    model: Any, weights: Weights, network: Any, tokens: NDArray[np.int32]
+    model: TinyModel, weights: Weights, network: Any, tokens: NDArray[np.int32]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """What the layer that guesses tokens ahead gives, as a network of one layer; then further.
 

@@ -207,8 +207,8 @@ class Engine(Closing):
 
     def _make_ahead(self) -> AheadPrograms | None:
         """Make the programs of guesses for memory as it is now; None: nothing guesses."""
-        weights, ahead = self._ahead_weights, self.spec.ahead
-        if weights is None or ahead is None:
+        weights = self._ahead_weights
+        if weights is None:
             return None
         decoder = AheadDecoder(
             self.spec.of_ahead,
@@ -217,7 +217,6 @@ class Engine(Closing):
             self.workspace,
             self._caches.addresses[self.spec.n_layers :],
             ahead=weights,
-            state_normed=ahead.state_normed,
         )
         return AheadPrograms(self._backend, self._programs, decoder)
 

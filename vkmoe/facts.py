@@ -318,20 +318,13 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
-class AheadSpec:
-    """Describes the layer that guesses the token after the next one (multi-token prediction,
-    DeepSeek-V3, arXiv:2412.19437, section 2.2).
-
-    It reads the state that the last layer left of a token, and the embedding of the next token.
-    """
-
-    layer: LayerSpec
-    state_normed: bool = True  # the state is normed as for the output matrix before it is read
-
-
-@dataclass(frozen=True)
 class ModelSpec:
-    """Describes the shape of a model, read from its file; sizes in elements."""
+    """Describes the shape of a model, read from its file; sizes in elements.
+
+    The layer `ahead` guesses the token after the next one (multi-token prediction, DeepSeek-V3,
+    arXiv:2412.19437, section 2.2), from the state of a token as the output matrix reads it and the
+    embedding of the next token.
+    """
 
     architecture: str
     name: str
@@ -343,7 +336,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     context_limit: str = ""  # why `context_length` is less than the model was trained for
     n_ahead_layers: int = 0  # of the file, behind the others
-    ahead: AheadSpec | None = None  # the first of these; None: nothing is guessed with it
+    ahead: LayerSpec | None = None  # the first of these; None: nothing is guessed with it
 
     @property
     def n_layers(self) -> int:
@@ -352,13 +345,13 @@ class ModelSpec:
     @property
     def kept_layers(self) -> tuple[LayerSpec, ...]:
         """List the layers that keep something of sequences: the one that guesses is the last."""
-        return self.layers if self.ahead is None else (*self.layers, self.ahead.layer)
+        return self.layers if self.ahead is None else (*self.layers, self.ahead)
 
     @cached_property
     def of_ahead(self) -> ModelSpec:
         """Describe the layer that guesses as a model. Must hold: there is one."""
         assert self.ahead is not None, self.name
-        return replace(self, layers=(self.ahead.layer,), ahead=None)
+        return replace(self, layers=(self.ahead,), ahead=None)
 
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:

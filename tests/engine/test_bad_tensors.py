@@ -48,16 +48,17 @@ CASES = [(model, name) for model, names in OWN.items() for name in names]
 
 
 def last(tensors: dict[str, Tensor], name: str) -> str:
-    """The tensor of this name in the last layer."""
-    layers = [int(key.split(".")[1]) for key in tensors if key.startswith("blk.")]
+    """The tensor of this name in the last layer that has one, which may guess tokens ahead."""
+    layers = [int(key.split(".")[1]) for key in tensors if key.endswith(f".{name}")]
     return f"blk.{max(layers)}.{name}"
 
 
 def refusal(model: str, change: Change, tmp_path: Path, *words: str) -> VkmoeError:
     """The error that reading the file ends with: one line that names the file and `words`."""
     path = rewrite(model_path(model), tmp_path / "bad.gguf", change)
-    with pytest.raises(VkmoeError) as caught:
-        open_model(path)
+    with pytest.raises(VkmoeError) as caught, open_model(path) as opened:
+        assert opened.ahead is not None, "nothing was refused"
+        opened.guessing()
     message = str(caught.value)
     assert "\n" not in message and str(path) in message and caught.value.hint
     for word in words:

@@ -22,7 +22,10 @@ from vkmoe.llm import LLM
 from vkmoe.models import open_model
 
 pytestmark = pytest.mark.usefixtures("one_device")
-GUESSING = ("qwen35moe_odd", "qwen35_dense")
+GUESSING = (
+    *("qwen35moe_odd", "qwen35_dense", "glm4moe_odd", "glm4moe_groups", "hyv3_odd"),
+    *("deepseek2_all_experts", "glmdsa_odd"),
+)
 # Of the largest logit. Behind so many norms float32 of transformers itself errs by 1.1e-5.
 TOLERANCE = 1e-5
 

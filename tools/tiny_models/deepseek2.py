@@ -5,7 +5,7 @@ DeepSeek-V2 (arXiv:2405.04434) chooses by softmax, V3 (arXiv:2412.19437) by sigm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gguf
@@ -125,6 +125,9 @@ class DeepSeek2(TinyModel):
         if "mscale_all_dim" in self.rope:
             writer.add_rope_scaling_yarn_log_mul(0.1 * self.rope["mscale_all_dim"])
 
+    def one_layer(self) -> TinyModel:
+        return replace(self, layers=1, dense_layers=0, ahead=False)
+
     def hf_options(self) -> dict[str, Any]:
         options = super().hf_options() | {
             "num_key_value_heads": self.heads,
@@ -195,5 +198,5 @@ MODELS = (
               scale=2.5, rope=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
     # As Moonlight: V3's routing in one group.
     DeepSeek2("deepseek2_all_experts", 32, 1, 1, 1, 32, 32, experts=5, top_k=5, v3=True,
-              dense_layers=0, kv_rank=96, value_dim=64, scale=2.446),
+              dense_layers=0, kv_rank=96, value_dim=64, scale=2.446, ahead=True),
 )  # fmt: skip

@@ -77,7 +77,7 @@ class GlmDsa(DeepSeek32):
 
     def add_metadata(self, writer: gguf.GGUFWriter) -> None:
         super().add_metadata(writer)
-        types = [layer not in self.without for layer in range(self.layers)]
+        types = [layer not in self.without for layer in range(self.layers_in_file)]
         writer.add_array("glm-dsa.attention.indexer.types", types)
 
     def hf_options(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ MODELS = (
     DeepSeek32("deepseek32_top1", 32, 2, 3, 3, 32, 32, experts=5, top_k=1, tied=True,
                value_dim=64, n_chosen=40, n_tokens=40),
     GlmDsa("glmdsa_odd", 32, 3, 3, 3, 64, 32, experts=7, top_k=2, scale=2.5, without=(2,),
-           rope={"rope_theta": 1e6}),
+           rope={"rope_theta": 1e6}, ahead=True),
     GlmDsa("glmdsa_all_experts", 32, 2, 2, 2, 32, 32, experts=5, top_k=5, without=(1,),
            dense_layers=0, kv_rank=64, tied=True, n_chosen=40, n_tokens=40),
 )  # fmt: skip

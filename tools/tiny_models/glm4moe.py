@@ -7,7 +7,7 @@ head. Solar Open has neither, and turns whole heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gguf
@@ -84,6 +84,9 @@ class SigmoidRouted(TinyModel):
             state["mlp.gate.e_score_correction_bias"] = block["exp_probs_b.bias"]
         return state
 
+    def one_layer(self) -> TinyModel:
+        return replace(self, layers=1, dense_layers=0, ahead=False)
+
     @property
     def groups(self) -> Groups | None:
         if self.n_groups == 1:
@@ -149,10 +152,10 @@ class Glm4Moe(SigmoidRouted):
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 MODELS = (
     Glm4Moe("glm4moe_odd", 32, 3, 3, 1, 64, 32, experts=7, top_k=3, scale=2.5, eps=1e-5,
-            rope={"rope_theta": 1e6}),
+            rope={"rope_theta": 1e6}, ahead=True),
     # As GLM-4.5-Air: without norms.
     Glm4Moe("glm4moe_groups", 32, 3, 4, 2, 32, 32, experts=12, top_k=2, norms=False, shared=2,
-            dense_layers=2, n_groups=4, n_groups_used=2),
+            dense_layers=2, n_groups=4, n_groups_used=2, ahead=True, own_head=True),
     # As Solar Open.
     Glm4Moe("glm4moe_bare", 32, 2, 2, 1, 32, 32, experts=5, top_k=1, biases=False, norms=False,
             rotary=1.0, dense_layers=0, rope=YARN, tied=True),

@@ -58,7 +58,8 @@ class HyV3(SigmoidRouted):
 
 
 MODELS = (
-    HyV3("hyv3_odd", 32, 3, 3, 1, 64, 32, experts=7, top_k=3, scale=2.826, shared=2, eps=1e-5),
+    HyV3("hyv3_odd", 32, 3, 3, 1, 64, 32, experts=7, top_k=3, scale=2.826, shared=2, eps=1e-5,
+         ahead=True),
     HyV3("hyv3_top1", 32, 3, 4, 2, 32, 32, experts=4, top_k=1, dense_layers=2, tied=True,
          rope={"rope_theta": 1e6}),
 )  # fmt: skip

@@ -7,7 +7,7 @@ converter does to them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,10 @@ class TinyModel:
     n_tokens: int = 24
     ctx_size: int = 0
     """What the engine's context must be for these logits; 0: any."""
+    ahead: bool = False
+    """Behind the layers is one that guesses tokens."""
+    own_head: bool = False
+    """That layer has an embedding, an output matrix and the norm before it of its own."""
 
     @property
     def architecture(self) -> str:
@@ -61,7 +65,7 @@ class TinyModel:
 
     @property
     def layers_in_file(self) -> int:
-        return self.layers
+        return self.layers + self.ahead
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
@@ -81,7 +85,21 @@ class TinyModel:
         for layer in range(self.layers):
             block = self.block(draw, layer)
             weights |= {f"blk.{layer}.{key}": value for key, value in block.items()}
-        return weights
+        return weights | (self.ahead_block(Draw(seed + 1)) if self.ahead else {})
+
+    def ahead_block(self, draw: Draw) -> Weights:
+        """The tensors of the layer that guesses, with their prefix."""
+        hidden, shape = self.hidden, (len(vocabulary()), self.hidden)
+        block = self.block(draw, self.layers) | {
+            "nextn.eh_proj.weight": draw.matrix(hidden, 2 * hidden, gain=2.0),
+            "nextn.enorm.weight": draw.norm(hidden),
+            "nextn.hnorm.weight": draw.norm(hidden),
+        }
+        if self.own_head:
+            block["nextn.shared_head_norm.weight"] = draw.norm(hidden)
+            block["nextn.embed_tokens.weight"] = draw.matrix(*shape, gain=4.0)
+            block["nextn.shared_head_head.weight"] = draw.matrix(*shape, gain=4.0)
+        return {f"blk.{self.layers}.{key}": value for key, value in block.items()}
 
     def block(self, draw: Draw, layer: int) -> Weights:
         """The tensors of one layer, without the prefix."""
@@ -134,6 +152,8 @@ class TinyModel:
     def add_metadata(self, writer: gguf.GGUFWriter) -> None:
         """Add the keys below the architecture's prefix."""
         writer.add_block_count(self.layers_in_file)
+        if self.ahead:
+            writer.add_nextn_predict_layers(1)
         writer.add_context_length(self.context)
         writer.add_embedding_length(self.hidden)
         self.add_counts(writer)
@@ -172,6 +192,29 @@ class TinyModel:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         if "beta_slow" in rope:
             writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+    def one_layer(self) -> TinyModel:
+        """A model of one layer like the one that guesses."""
+        return replace(self, layers=1, ahead=False)
+
+    def guesses(self, weights: Weights) -> tuple[TinyModel, Weights, Weights]:
+        """The layer that guesses as a model of one layer, its weights, and how its input is made.
+
+        The last have names without prefixes.
+        """
+        prefix, one = f"blk.{self.layers}.", self.one_layer()
+        own = {k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)}
+        embeddings, output = "token_embd.weight", "output.weight"
+        found = {name: weights[name] for name in (embeddings, output) if name in weights}
+        found["output_norm.weight"] = weights["output_norm.weight"]
+        if self.own_head:
+            one = replace(one, tied=False)
+            found[embeddings] = own["nextn.embed_tokens.weight"]
+            found[output] = own["nextn.shared_head_head.weight"]
+            found["output_norm.weight"] = own["nextn.shared_head_norm.weight"]
+        found |= {f"blk.0.{k}": x for k, x in own.items() if not k.startswith("nextn.")}
+        inputs = {k.removeprefix("nextn."): x for k, x in own.items() if k.startswith("nextn.")}
+        return one, found, inputs
 
     def hf_options(self) -> dict[str, Any]:
         """The arguments of the transformers configuration of the same model."""

@@ -39,10 +39,6 @@ class Qwen35(TinyModel):
     """The file lists the layers that are recurrent, as newer ones do."""
     fused: bool = False
     """The file has gate and up of the experts in one tensor."""
-    ahead: bool = False
-    """Behind the layers is one that guesses tokens, with attention."""
-    own_head: bool = False
-    """That layer has an embedding, an output matrix and the norm before it of its own."""
 
     @property
     def architecture(self) -> str:
@@ -61,29 +57,9 @@ class Qwen35(TinyModel):
         return super().rope_parameters | {"partial_rotary_factor": self.rotary}
 
     @property
-    def layers_in_file(self) -> int:
-        return self.layers + self.ahead
-
-    @property
     def ratio(self) -> int:
         """How many heads of values a key head has."""
         return self.value_heads // self.key_heads
-
-    def draw(self, seed: int) -> Weights:
-        weights = super().draw(seed)
-        if not self.ahead:
-            return weights
-        draw, hidden, shape = Draw(seed + 1), self.hidden, weights["token_embd.weight"].shape
-        block = self.block(draw, self.layers) | {
-            "nextn.eh_proj.weight": draw.matrix(hidden, 2 * hidden, gain=2.0),
-            "nextn.enorm.weight": draw.norm(hidden),
-            "nextn.hnorm.weight": draw.norm(hidden),
-        }
-        if self.own_head:
-            block["nextn.shared_head_norm.weight"] = draw.norm(hidden)
-            block["nextn.embed_tokens.weight"] = draw.matrix(*shape, gain=4.0)
-            block["nextn.shared_head_head.weight"] = draw.matrix(*shape, gain=4.0)
-        return weights | {f"blk.{self.layers}.{key}": value for key, value in block.items()}
 
     def block(self, draw: Draw, layer: int) -> Weights:
         block = super().block(draw, layer)
@@ -185,8 +161,6 @@ class Qwen35(TinyModel):
             writer.add_uint32(f"{prefix}.full_attention_interval", self.full[0] + 1)
         if not self.next:
             writer.add_array(f"{prefix}.rope.dimension_sections", [2, 1, 1, 0])
-        if self.ahead:
-            writer.add_nextn_predict_layers(1)
 
     def add_routing(self, writer: gguf.GGUFWriter) -> None:
         writer.add_expert_feed_forward_length(self.ff)
@@ -194,24 +168,8 @@ class Qwen35(TinyModel):
 
     # ----- as transformers has them -----
 
-    def guesses(self, weights: Weights) -> tuple[TinyModel, Weights, Weights]:
-        """The layer that guesses as a model of one layer, its weights, and how its input is made.
-
-        The last have names without prefixes.
-        """
-        prefix, one = f"blk.{self.layers}.", replace(self, layers=1, full=(0,), ahead=False)
-        own = {k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)}
-        embeddings, output = "token_embd.weight", "output.weight"
-        found = {name: weights[name] for name in (embeddings, output) if name in weights}
-        found["output_norm.weight"] = weights["output_norm.weight"]
-        if self.own_head:
-            one = replace(one, tied=False)
-            found[embeddings] = own["nextn.embed_tokens.weight"]
-            found[output] = own["nextn.shared_head_head.weight"]
-            found["output_norm.weight"] = own["nextn.shared_head_norm.weight"]
-        found |= {f"blk.0.{k}": x for k, x in own.items() if not k.startswith("nextn.")}
-        inputs = {k.removeprefix("nextn."): x for k, x in own.items() if k.startswith("nextn.")}
-        return one, found, inputs
+    def one_layer(self) -> TinyModel:
+        return replace(self, layers=1, full=(0,), ahead=False)
 
     def hf_options(self) -> dict[str, Any]:
         kinds = ("linear_attention", "full_attention")

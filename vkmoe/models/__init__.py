@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from vkmoe.closing import Closing
 from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError
-from vkmoe.facts import AheadSpec, ModelSpec
+from vkmoe.facts import LayerSpec, ModelSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo, open_gguf
 from vkmoe.models.arch import (
     bailingmoe2,
@@ -91,7 +91,7 @@ class AheadFile:
     """Holds the file that has the layer which guesses tokens ahead, and the layer's description."""
 
     file: GgufFile
-    spec: AheadSpec
+    layer: LayerSpec
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class ModelFile(Closing):
                 f"{self.file.path} has no layer that guesses tokens ahead",
                 "name a file that has it with --draft-model, or use --draft lookup",
             )
-        spec = replace(self.spec, ahead=self.ahead.spec)
+        spec = replace(self.spec, ahead=self.ahead.layer)
         tensors = replace(self.tensors, ahead=read_ahead(self.ahead.file, spec))
         return replace(self, spec=spec, tensors=tensors)
 

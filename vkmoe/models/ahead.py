@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from vkmoe.batch import BatchKind
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.logits.operations import pick_rows
 from vkmoe.kernels.matmul.operations import matmul, matmul_residual, row_parts
 from vkmoe.kernels.matvec.operations import embed, matvec, matvec_residual
 from vkmoe.kernels.norms.operations import NormOutput, rms_norm
@@ -29,7 +28,6 @@ class AheadDecoder(Decoder):
     """
 
     ahead: AheadWeights | None = None
-    state_normed: bool = True
     follows: bool = False
 
     def program(self, kind: BatchKind) -> Program:
@@ -40,11 +38,7 @@ class AheadDecoder(Decoder):
             self._append_prompt(op)
         else:
             self._append_layers(op)
-        if kind.n_logits:
-            head = replace(op, n_rows=kind.n_logits)
-            head.mark("head")
-            self._pick_rows(head)
-            self._append_head(head)
+        self._append_picked_head(replace(op, n_rows=kind.n_logits))
         return program
 
     @property
@@ -79,23 +73,13 @@ class AheadDecoder(Decoder):
         matmul_residual(op.named("state"), weights.state, states, hidden, params)
 
     def _append_states(self, op: OpContext) -> None:
-        """Append states = the normed states that the program before left."""
+        """Append states = the states that the program before left, normed once more.
+
+        What the output matrix has read of guesses is in `gained`; of the model, no row may be.
+        """
         space, states, weights = self.workspace, self._states, self._weights
-        width, eps, found = self.spec.width, self.spec.norm_eps, space.hidden
-        if self.follows:
-            found = space.gained if self.state_normed else states
-        elif self.state_normed:
-            rms_norm(op.named("last norm"), found, states, width, weights.last_gain, eps)
+        width, eps, found = self.spec.width, self.spec.norm_eps, space.gained
+        if not self.follows:
+            rms_norm(op.named("last norm"), space.hidden, states, width, weights.last_gain, eps)
             found = states
         rms_norm(op.named("state norm"), found, states, width, weights.state_gain, eps)
-
-    def _pick_rows(self, op: OpContext) -> None:
-        """Append `gained` = the normed state of the rows that want logits.
-
-        Without `state_normed` their states are left in `states` as they are, to guess further.
-        """
-        space, spec = self.workspace, self.spec
-        picked = space.gained if self.state_normed else self._states
-        pick_rows(op.named("picked rows"), space.hidden, picked, spec.width, space.params)
-        normed, gain = op.named("norm"), self.weights.output_gain
-        rms_norm(normed, picked, space.gained, spec.width, gain, spec.norm_eps)

@@ -68,11 +68,7 @@ class Decoder:
         op = OpContext(program, self.tuning, n_rows=kind.n_rows)
         if kind.phase == "prompt":
             self._append_prompt(op)
-            if kind.n_logits:
-                head = replace(op, n_rows=kind.n_logits)
-                head.mark("head")
-                self._pick_rows(head)
-                self._append_head(head)
+            self._append_picked_head(replace(op, n_rows=kind.n_logits))
             return program
         n_partials = self._append_layers(op)
         if kind.n_logits:
@@ -109,12 +105,19 @@ class Decoder:
             self._mixer(index).append_prompt(of_layer)
             feed_forward.append_prompt(of_layer, index)
 
-    def _pick_rows(self, op: OpContext) -> None:
-        """Append `gained` = the normed state of the rows of prompts that want logits."""
+    def _append_picked_head(self, op: OpContext) -> None:
+        """Append the head for rows that want logits among others, if there may be any.
+
+        Their normed states are in `gained` then.
+        """
+        if not op.n_rows:
+            return
+        op.mark("head")
         space, width, gain = self.workspace, self.spec.width, self.weights.output_gain
         pick_rows(op.named("picked rows"), space.hidden, space.gained, width, space.params)
         normed, eps = op.named("norm"), self.spec.norm_eps
         rms_norm(normed, space.gained, space.gained, width, gain, eps)
+        self._append_head(op)
 
     def _append_head(self, op: OpContext, norm: NormInput | None = None) -> None:
         """Append the logits of the first rows of `gained`, and the largest of each."""

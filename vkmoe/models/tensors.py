@@ -218,7 +218,7 @@ def read_ahead(file: GgufFile, spec: ModelSpec) -> AheadTensors:
     }
     norm = "nextn.shared_head_norm.weight"
     found = AheadTensors(
-        _layer(find, spec, spec.ahead.layer),
+        _layer(find, spec, spec.ahead),
         find.vector("nextn.enorm.weight", width),
         Columns(whole, 0, width),
         find.vector("nextn.hnorm.weight", width),

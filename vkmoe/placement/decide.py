@@ -127,53 +127,47 @@ def decide(
     free = available_bytes() if available_host_bytes is None else available_host_bytes
     tuning = tuning or choose_tuning(device)
     choosing = choosing or Choosing()
-    if config.draft == "auto":
-        return _with_guesses_or_not(config, model, device, tuning, choosing, overlaps, free)
-    if config.draft == "mtp":
-        model = model.guessing()
     if config.expert_profile is not None and device.is_vulkan and model.expert_tensors:
         path = Path(config.expert_profile)
         curves = known_curves(path, model.spec, model.expert_tensors)
         choosing = replace(choosing, curve=curves or choosing.curve)
     given = _Given(model, device, tuning, choosing, overlaps, free)
-    asked = config
+    return _guessing_or_not(config, given) if config.draft == "auto" else _fitting(config, given)
+
+
+def _guessing_or_not(config: EngineConfig, given: _Given) -> Decision:
+    """Decide whether a layer of the model guesses tokens: where that makes replies faster."""
+    plain = _fitting(replace(config, draft="none"), given)
+    if given.model.ahead is None:
+        return plain
+    try:
+        found = _fitting(replace(config, draft="mtp"), given)
+    except (OutOfMemoryError, UsageError, UnsupportedModelError, ModelFileError) as error:
+        log.info("no layer guesses tokens ahead: %s", str(error))
+        return plain
+    enough = min(plain.plan.ctx_size, sure_context(config, given.model.spec))
+    times = (each.candidates[0].prediction.seconds for each in (found, plain))
+    gains = next(times) * (1 + LEAST_GAIN) < next(times)
+    return found if gains and found.plan.ctx_size >= enough else plain
+
+
+def _fitting(config: EngineConfig, given: _Given) -> Decision:
+    """Decide with what was asked for, or less context and fewer layers on the device."""
+    if config.draft == "mtp":
+        given = replace(given, model=given.model.guessing())
+    asked, spec = config, given.model.spec
     try:
         return _decided(config, given)
     except OutOfMemoryError:
         if config.slots_option or config.n_cpu_moe:
             raise  # what was asked for does not fit: a shorter context is not the first to try
-        for less in _shorter(config, model.spec):
+        for less in _shorter(config, spec):
             with suppress(OutOfMemoryError):
-                return _reduced(_decided(less, given), asked, model.spec)
+                return _reduced(_decided(less, given), asked, spec)
             config = less
         if (found := _with_fewer_layers(config, given)) is not None:
-            return _reduced(found, asked, model.spec)
+            return _reduced(found, asked, spec)
         raise
-
-
-def _with_guesses_or_not(
-    config: EngineConfig,
-    model: ModelFile,
-    device: DeviceInfo,
-    tuning: Tuning,
-    choosing: Choosing,
-    overlaps: bool,
-    free: int,
-) -> Decision:
-    """Decide whether a layer of the model guesses tokens: where that makes replies faster."""
-    given = (model, device, tuning, choosing, overlaps, free)
-    plain = decide(replace(config, draft="none"), *given)
-    if model.ahead is None:
-        return plain
-    try:
-        found = decide(replace(config, draft="mtp"), *given)
-    except (OutOfMemoryError, UsageError, UnsupportedModelError, ModelFileError) as error:
-        log.info("no layer guesses tokens ahead: %s", str(error))
-        return plain
-    enough = min(plain.plan.ctx_size, sure_context(config, model.spec))
-    times = (each.candidates[0].prediction.seconds for each in (found, plain))
-    gains = next(times) * (1 + LEAST_GAIN) < next(times)
-    return found if gains and found.plan.ctx_size >= enough else plain
 
 
 def _shorter(config: EngineConfig, spec: ModelSpec) -> Iterator[EngineConfig]:

@@ -114,15 +114,11 @@ def load_weights(
     the file was replaced meanwhile, with all freed.
     """
     file, few = model.file, plan.host_slots != ()
-    if line := conversion_line(conversions(model.tensors), few):
-        log.info("%s", line)
+    _say(conversion_line(conversions(model.tensors), few))
     progressing = Progressing(_bytes_to_place(device.info, model, plan), progress)
     with ExitStack() as memory:  # kept unless something fails
         enter, shape = memory.enter_context, table_shape(model.spec)
-
-        def arena(intent: Intent, name: BufferName) -> Arena:
-            return enter(closing(Arena(device, intent, name, plan.layout(name))))
-
+        arena = partial(_arena, memory, device, plan)
         trunk, on_host = arena("device", "weights"), arena("host", "host weights")
         homes = arena("host" if plan.mode.can_miss else "device", "experts")
         table = enter(ExpertTable(device, shape.n_layers, shape.n_experts, shape.n_landing))
@@ -133,14 +129,25 @@ def load_weights(
             main = placing(device, trunk)
             by_cpu = _homes_beside(cpu, plan, shape, memory, placing) if cpu else None
             loader = _Loader(on_host, plan, _ExpertHomes(main, homes, table), by_cpu)
-            guessing = model.ahead.file if model.tensors.ahead and model.ahead else file
-            by_ahead = _placing(placers, guessing, progressing, False, device, trunk)
-            weights = loader.load(model.spec, model.tensors, table.range, by_ahead)
+            guessing = (model.ahead or model).file
+            ahead = _placing(placers, guessing, progressing, False, device, trunk)
+            weights = loader.load(model.spec, model.tensors, table.range, ahead)
         if reader is not None and few:
             reader.drop_pages()
-        of_cpu, kept = loader.cpu_weights(), memory.pop_all()
-    ahead = loader.ahead
-    return LoadedWeights(weights, ahead, table, loader.homes, progressing, reader, of_cpu, kept)
+        of_cpu, kept, spans = loader.cpu_weights(), memory.pop_all(), loader.homes
+    return LoadedWeights(weights, loader.ahead, table, spans, progressing, reader, of_cpu, kept)
+
+
+def _arena(
+    memory: ExitStack, device: Device, plan: MemoryPlan, intent: Intent, name: BufferName
+) -> Arena:
+    """Allocate what a plan has of a name."""
+    return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
+
+
+def _say(line: str) -> None:
+    if line:
+        log.info("%s", line)
 
 
 def _placing(

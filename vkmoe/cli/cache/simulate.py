@@ -78,8 +78,8 @@ def simulate(
     --expert-cache and a profile may give them. Both ways of --expert-allocation are shown, and
     --slots stands for --expert-slots. By default copies are in place before the next token, and
     nothing lands while it is read. --expert-copies overlap stands for copies that take a token
-    longer. Every token counts as one that runs alone; with --draft mtp, tokens of replies are
-    verified together with guesses (--draft-tokens), of which 70 % are taken to be right.
+    longer. Every token runs alone; with --draft mtp those of replies are verified together with
+    guesses, of which 70 % are taken to be right.
     """
     from vkmoe.cli.cache.simulate_report import as_document, as_text, draw
 
@@ -95,8 +95,12 @@ def simulate(
     typer.echo(found, nl=False)
     if picture.plot is not None:
         draw(sweep, Path(picture.plot))
-        if not output.quiet:
-            note(f"the plot is in {picture.plot}")
+        _note(f"the plot is in {picture.plot}", output)
+
+
+def _note(text: str, output: Output) -> None:
+    if not output.quiet:
+        note(text)
 
 
 # ----- what was asked -----

@@ -22,7 +22,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
     n_dense = common.leading_dense(metadata, n_ahead)
     experts = _experts(metadata, f"blk.{n_dense}.exp_probs_b.bias" in file.tensors)
     blocks = common.experts_behind(metadata, experts, n_dense)
-    return common.model_spec(metadata, mixers, blocks, n_ahead)
+    return common.model_spec(metadata, mixers, blocks, n_ahead, guesses=False)
 
 
 def _experts(metadata: Metadata, selection_bias: bool) -> ExpertSpec:

@@ -11,7 +11,6 @@ from typing import Literal
 
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import (
-    AheadSpec,
     AttentionSpec,
     DenseSpec,
     ExpertSpec,
@@ -79,11 +78,12 @@ def model_spec(
     mixers: Sequence[Mixer],
     feed_forwards: Sequence[FeedForward],
     n_ahead_layers: int = 0,
-    guesses: bool = False,
+    guesses: bool = True,
 ) -> ModelSpec:
     """Make the spec of a model of these layers. Call it last: it refuses keys that were not read.
 
-    The last `n_ahead_layers` of them guess tokens ahead, of which the first one is enough.
+    The last `n_ahead_layers` of them guess tokens ahead, of which the first one is enough, if
+    vkmoe knows how it `guesses`.
     """
     file = metadata.file
     embeddings = file.tensors.get("token_embd.weight")
@@ -99,7 +99,7 @@ def model_spec(
         tied_embeddings="output.weight" not in file.tensors,
         layers=tuple(layers[:n_layers]),
         n_ahead_layers=n_ahead_layers,
-        ahead=AheadSpec(layers[n_layers]) if guesses and n_ahead_layers else None,
+        ahead=layers[n_layers] if guesses and n_ahead_layers else None,
     )
     metadata.finish()
     return spec

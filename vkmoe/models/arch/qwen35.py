@@ -39,7 +39,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
         blocks = common.experts_everywhere(metadata, _experts(metadata))
     else:
         blocks = common.dense_specs(metadata)
-    return common.model_spec(metadata, mixers, blocks, n_ahead, guesses=True)
+    return common.model_spec(metadata, mixers, blocks, n_ahead)
 
 
 def _recurrent(metadata: Metadata) -> tuple[bool, ...]:
