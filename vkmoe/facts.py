@@ -103,7 +103,7 @@ class DeviceInfo:
 
 # ----- the model; sizes in elements -----
 
-Activation = Literal["silu", "swiglu_oai"]
+Activation = Literal["silu", "swiglu_oai", "geglu"]
 
 
 @dataclass(frozen=True)

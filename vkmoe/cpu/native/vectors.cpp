@@ -143,7 +143,7 @@ float exponentials(float* __restrict values, size_t n, float top) {
 }
 
 VKMOE_FOR_EACH_PROCESSOR
-void activate(float* __restrict gates, const float* __restrict ups, size_t n, bool clamped) {
+void swiglu(float* __restrict gates, const float* __restrict ups, size_t n, bool clamped) {
     const float slope = clamped ? 1.702F : 1.0F, most = clamped ? 7.0F : kLargest;
     const float added = clamped ? 1.0F : 0.0F;
     for (size_t i = 0; i < n; ++i) {
@@ -155,3 +155,21 @@ void activate(float* __restrict gates, const float* __restrict ups, size_t n, bo
 }
 
 }  // namespace vkmoe
+VKMOE_FOR_EACH_PROCESSOR
+void geglu(float* __restrict gates, const float* __restrict ups, size_t n) {
+    constexpr float kSlope = 1.5957691216F, kCurve = 0.0713548163F, kEnd = 10.0F;  // activation.glsl
+    for (size_t i = 0; i < n; ++i) {
+        const float g = gates[i] < -kEnd ? -kEnd : gates[i];  // NaN stays what it is
+        const float cut = g > kEnd ? kEnd : g, turned = cut * (kSlope + kCurve * cut * cut);
+        const float fading = exponential(turned < 0.0F ? turned : -turned);
+        gates[i] = g * ((turned < 0.0F ? fading : 1.0F) / (1.0F + fading)) * ups[i];
+    }
+}
+
+}  // namespace
+
+void activate(float* gates, const float* ups, size_t n, Activation activation) {
+    if (activation == Activation::geglu) return geglu(gates, ups, n);
+    swiglu(gates, ups, n, activation == Activation::clamped);
+}
+

@@ -39,8 +39,12 @@ float largest(const float* values, size_t n, float least);
 /// Replace values by e^(value - top); returns their sum. Must hold: no value is above `top`, or NaN.
 float exponentials(float* values, size_t n, float top);
 
-/// Join the products of gate and up in place of the former, as silu(gate) * up; where `clamped`, as
-/// gpt-oss does: min(g, 7) * sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1).
-void activate(float* gates, const float* ups, size_t n, bool clamped);
+/// How gate and up are joined, as activation.glsl numbers it.
+enum class Activation : size_t { silu, clamped, geglu };
+constexpr size_t kActivations = 3;
+
+/// Join the products of gate and up in place of the former, as silu(gate) * up or gelu(gate) * up;
+/// clamped, as gpt-oss does: min(g, 7) * sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1).
+void activate(float* gates, const float* ups, size_t n, Activation activation);
 
 }  // namespace vkmoe
