@@ -293,6 +293,7 @@ class ExpertSpec:
     biases: bool = False  # of gate, up and down
     n_groups: int = 1
     n_groups_used: int = 1
+    output_scales: bool = False  # what each expert gives is multiplied by a number of its own
     activation: Activation = "silu"
 
 
