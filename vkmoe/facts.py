@@ -334,6 +334,8 @@ class ModelSpec:
     norm_eps: float
     tied_embeddings: bool
     layers: tuple[LayerSpec, ...]
+    embedding_scale: float = 1.0  # what the first layer reads is multiplied by it
+    logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
     n_ahead_layers: int = 0  # of the file, behind the others
     ahead: AheadSpec | None = None  # the first of these; None: nothing is guessed with it
 

@@ -16,7 +16,7 @@ from vkmoe.batch import BatchKind
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.logits.operations import candidates, finish, pick_rows
+from vkmoe.kernels.logits.operations import candidates, finish, pick_rows, soft_cap
 from vkmoe.kernels.matvec.operations import embed, matvec
 from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
 from vkmoe.kernels.tuning import Tuning
@@ -121,6 +121,8 @@ class Decoder:
         space, logits = self.workspace, op.named("logits")
         matvec(logits, (self.weights.output,), space.gained, space.logits, norm)
         top, lists = op.named("candidates"), space.candidate_lists
+        if cap := self.spec.logit_cap:
+            soft_cap(op.named("cap"), space.logits, self.spec.n_vocab, cap)
         candidates(top, space.logits, self.spec.n_vocab, lists, space.candidates)
 
     def close_program(self, program: Program) -> None:

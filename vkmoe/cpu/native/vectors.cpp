@@ -113,6 +113,23 @@ void add_all_scaled(float* __restrict sum, const float* __restrict factors,
 }
 
 VKMOE_FOR_EACH_PROCESSOR
+void soft_cap(float* values, size_t n, float cap) {
+    for (size_t i = 0; i < n; ++i) {  // soft_cap.comp says why
+        const float value = values[i], whole = (value < 0.0F ? -value : value) / cap;
+        const float size = whole < 10.0F ? whole : 10.0F, square = size * size;
+        const float fading = exponential(-2.0F * size);
+        float series = -5.70498872745e-3F;
+        series = series * square + 2.06390887954e-2F;
+        series = series * square - 5.37397155531e-2F;
+        series = series * square + 1.33314422036e-1F;
+        series = series * square - 3.33332819422e-1F;
+        series = series * square * size + size;
+        const float found = cap * (size < 0.625F ? series : (1.0F - fading) / (1.0F + fading));
+        values[i] = value != value ? value : value < 0.0F ? -found : found;
+    }
+}
+
+VKMOE_FOR_EACH_PROCESSOR
 bool make_finite(const float* __restrict values, size_t n, float* __restrict found) {
     uint32_t n_nan = 0;
     for (size_t i = 0; i < n; ++i) {
@@ -142,6 +159,8 @@ float exponentials(float* __restrict values, size_t n, float top) {
     return total(lanes);
 }
 
+namespace {
+
 VKMOE_FOR_EACH_PROCESSOR
 void swiglu(float* __restrict gates, const float* __restrict ups, size_t n, bool clamped) {
     const float slope = clamped ? 1.702F : 1.0F, most = clamped ? 7.0F : kLargest;
@@ -154,7 +173,6 @@ void swiglu(float* __restrict gates, const float* __restrict ups, size_t n, bool
     }
 }
 
-}  // namespace vkmoe
 VKMOE_FOR_EACH_PROCESSOR
 void geglu(float* __restrict gates, const float* __restrict ups, size_t n) {
     constexpr float kSlope = 1.5957691216F, kCurve = 0.0713548163F, kEnd = 10.0F;  // activation.glsl
@@ -173,3 +191,4 @@ void activate(float* gates, const float* ups, size_t n, Activation activation) {
     swiglu(gates, ups, n, activation == Activation::clamped);
 }
 
+}  // namespace vkmoe

@@ -30,6 +30,9 @@ void products_of_block(const float* one, const float* turned, size_t n, float* p
 void add_all_scaled(float* sum, const float* factors, const float* const* values, size_t n_factors,
                     size_t n);
 
+/// values = cap * tanh(values / cap).
+void soft_cap(float* values, size_t n, float cap);
+
 /// Copy values, infinite ones as the largest numbers, NaN as the lowest; returns whether any was NaN.
 bool make_finite(const float* values, size_t n, float* found);
 
