@@ -93,7 +93,8 @@ class Decoder:
 
     def _append_input(self, op: OpContext, leaves: NormOutput) -> int:
         """Append what the first layer reads, for rows to decode; returns the number of partials."""
-        return embed(op.named("embed"), self.weights.embeddings, self.workspace.params, leaves)
+        table, scale = self.weights.embeddings, self.spec.embedding_scale
+        return embed(op.named("embed"), table, self.workspace.params, leaves, scale)
 
     def _append_prompt_input(self, op: OpContext) -> None:
         """Append hidden = what the first layer reads, for rows of prompts."""
@@ -120,9 +121,9 @@ class Decoder:
         """Append the logits of the first rows of `gained`, and the largest of each."""
         space, logits = self.workspace, op.named("logits")
         matvec(logits, (self.weights.output,), space.gained, space.logits, norm)
-        top, lists = op.named("candidates"), space.candidate_lists
         if cap := self.spec.logit_cap:
             soft_cap(op.named("cap"), space.logits, self.spec.n_vocab, cap)
+        top, lists = op.named("candidates"), space.candidate_lists
         candidates(top, space.logits, self.spec.n_vocab, lists, space.candidates)
 
     def close_program(self, program: Program) -> None:
