@@ -81,7 +81,10 @@ class _ExpertCase(RowCase):
 
 @dataclass(frozen=True)
 class GateUpCase(_ExpertCase):
-    """Checks act = f(gate @ x, up @ x); gates and ups of different types take two dispatches."""
+    """Checks act = f(gate @ x, up @ x); gates and ups of different types take two dispatches.
+
+    The size of x is about `size`: a large one makes gates whose powers overflow in float32.
+    """
 
     tuning: Tuning
     types: tuple[str, str]
@@ -90,6 +93,7 @@ class GateUpCase(_ExpertCase):
     n_columns: int
     n_partials: int = 3
     activation: Activation = "silu"
+    size: float = 1.0
     half: ClassVar[int] = 0
 
     def place(self, runner: Runner, op: OpContext, batch: RowBatch) -> tuple[PlacedExperts, Rowed]:
@@ -97,6 +101,7 @@ class GateUpCase(_ExpertCase):
         types, form = (*self.types, None), (self.n_rows, self.n_columns)
         experts = PlacedExperts(runner, batch, types, self.use, form, rng)
         source = NormedInput(batch, self.n_columns, self.n_partials, rng)
+        source.x *= np.float32(self.size)
         act = batch.tensor("act", experts.n_slots * self.n_rows + 1)
         expert_gate_up(op, experts.block, source.x_ref, act, source.norm, self.activation)
 
@@ -206,7 +211,8 @@ def _gate_up(setting: Setting, uses: _Uses) -> Iterator[Trial]:
         oai = replace(cases[0], use=uses.one_type[0], activation="swiglu_oai")
         yield trial(oai, replace(oai, types=(kind, other)), what="as gpt-oss has it")
         geglu = replace(oai, activation="geglu")
-        yield trial(geglu, replace(geglu, types=(kind, other)), what="as Gemma has it")
+        large = replace(geglu, size=1e15)
+        yield trial(geglu, replace(geglu, types=(kind, other)), large, what="as Gemma has it")
 
 
 def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:

@@ -20,7 +20,8 @@ def silu(value: NDArray[np.float64]) -> NDArray[np.float64]:
 def gelu(value: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute v / 2 * (1 + tanh(sqrt(2 / pi) (v + 0.044715 v^3))) (Hendrycks & Gimpel 2016)."""
     inner = np.sqrt(2.0 / np.pi) * (value + 0.044715 * value**3)
-    return 0.5 * value * (1.0 + np.tanh(inner))
+    result: NDArray[np.float64] = 0.5 * value * (1.0 + np.tanh(inner))
+    return result
 
 
 def activated(
@@ -28,7 +29,8 @@ def activated(
 ) -> NDArray[np.float64]:
     """Compute silu(gate) * up, gelu(gate) * up for "geglu", or the clamped SwiGLU of gpt-oss.
 
-    That last one, "swiglu_oai", is g * sigmoid(1.702 * g) * (u + 1) of g = min(gate, 7) and u = up within [-7, 7].
+    That last one, "swiglu_oai", is g * sigmoid(1.702 * g) * (u + 1) of g = min(gate, 7) and
+    u = up within [-7, 7].
     """
     if activation == "silu":
         return silu(gate) * up

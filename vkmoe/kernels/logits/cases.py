@@ -67,8 +67,9 @@ class SoftCapCase(RowCase):
     def _draw(self, seed: int) -> Logits:
         """Draw float32 [n_vocab]: half about as large as the cap, half from 1e-9 to 1e9 of it."""
         rng = np.random.default_rng([9, seed])
-        sizes = np.where(rng.random(self.n_vocab) < 0.5, 1.0, 10 ** rng.uniform(-9, 9, self.n_vocab))
-        drawn = (self.cap * sizes * rng.normal(0, 1, self.n_vocab)).astype(np.float32)
+        n, powers = self.n_vocab, rng.uniform(-9, 9, self.n_vocab)
+        sizes = np.where(rng.random(n) < 0.5, 1.0, 10**powers)
+        drawn = (self.cap * sizes * rng.normal(0, 1, n)).astype(np.float32)
         for at, odd in enumerate((np.inf, -np.inf, np.nan, 0.0, 3e38, -3e38)):
             drawn[7 * at + seed :: 997] = odd
         return drawn

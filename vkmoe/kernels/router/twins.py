@@ -58,7 +58,8 @@ def router_topk(
 
     With `selection_bias` [n_experts] those of largest score + bias, and of the best of `groups`
     only: there are (n, of which n are used) (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). With
-    `output_scales` [n_experts] each weight is multiplied by its expert's at last. NaN counts as -inf; infinities count as the largest finite float, so weights are always finite.
+    `output_scales` [n_experts] each weight is multiplied by its expert's at last. NaN counts as
+    -inf; infinities count as the largest finite float, so weights are always finite.
     """
     n_groups, n_groups_used = groups
     values = finite(logits)
