@@ -1,4 +1,4 @@
-// Computes  hidden = E[token], gained = hidden * gain, one partial sum of hidden^2 a workgroup, for each row of a batch.
+// Computes  hidden = scale * E[token], gained = hidden * gain, one partial sum of hidden^2 a workgroup, for each row of a batch.
 // Inputs    the tokens of params (clamped to the vocabulary), E by address: [n_vocab] rows of n_blocks quantised blocks.
 // Who       invocation -> one chunk of 32 weights of one row of the batch (z).
 // Assumes   rows are 16-byte aligned.
@@ -25,17 +25,18 @@ layout(push_constant, std430) uniform Push {
     uint n_blocks;
     uint hidden_pitch;      // from row to row of hidden and gained, in words
     uint partials_pitch;
+    float scale;
 };
 
 #include "reduce.glsl"
 
 #include "weights.glsl"
 
-float store_group(uint first, vec4 q[8], uint q_first, float scale, float minimum) {
+float store_group(uint first, vec4 q[8], uint q_first, float of_q, float minimum) {
     const uint row = ROW * (hidden_pitch / 4u);
     float square = 0.0;
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-        const vec4 value = scale * q[q_first + i] - minimum;
+        const vec4 value = (of_q * q[q_first + i] - minimum) * scale;
         hidden4[row + first + i] = value;
         gained4[row + first + i] = value * load_vec4(address_add(gain, (first + i) * 16u));
         square += dot(value, value);
@@ -51,14 +52,15 @@ void main() {
     if (block < n_blocks) {
         WeightChunk chunk;
         vec4 q[8];
-        vec4 scale;
+        vec4 of_groups; // of each its scale and its minimum
         load_chunk(matrix_row(to_address(embeddings), params.rows[ROW].token, n_vocab, row_bytes), n_blocks, block, t, chunk);
-        unpack_chunk(chunk, block, t, q, scale);
+        unpack_chunk(chunk, block, t, q, of_groups);
 #ifdef Q_UNIT
         [[unroll]] for (uint i = 0u; i < 8u; ++i) q[i] *= Q_UNIT;
 #endif
         const uint first = chunk_x(block, t);
-        square = store_group(first, q, 0u, scale.x, scale.y) + store_group(first + GROUP_B_OFFSET, q, 4u, scale.z, scale.w);
+        square = store_group(first, q, 0u, of_groups.x, of_groups.y);
+        square += store_group(first + GROUP_B_OFFSET, q, 4u, of_groups.z, of_groups.w);
     }
     square = workgroup_sum(square);
     if (gl_LocalInvocationIndex == 0u) partials_out[ROW * partials_pitch + gl_WorkGroupID.x] = square;

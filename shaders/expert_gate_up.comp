@@ -1,7 +1,8 @@
 // Computes  act[slot][row] = f(s * dot(gate[row], x) + gate_bias[row], s * dot(up[row], x) + up_bias[row]) for each used expert
 //           of each row of a batch; s is the fused RMSNorm scale. ACTIVATION 0: f(g, u) = silu(g) * u, silu(v) = v / (1 +
 //           exp(-v)). ACTIVATION 1 (gpt-oss): f(g, u) = g / (1 + exp(-1.702 g)) * (u + 1) of g = min(g, 7), u = clamp(u, -7,
-//           7).
+//           7). ACTIVATION 2 (GEGLU, Shazeer 2020, arXiv:2002.05202): f(g, u) = gelu(g) * u, gelu(v) = v / 2 * (1 + tanh(sqrt(2 /
+//           pi) (v + 0.044715 v^3))) (Hendrycks & Gimpel 2016, arXiv:1606.08415).
 //           PASS 1 stores the gate's part alone, PASS 2 finishes with up (gate and up of different types).
 //           KEEP: what is read of a slot that has a partner is also stored there; the last pass logs 1 + the expert's id for
 //           each such slot, 0 for the others.

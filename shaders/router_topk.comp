@@ -1,16 +1,16 @@
-// Computes  for each row of a batch the n_used experts of largest logit (lower id wins ties) and their weights: softmax over
-//           all experts or sigmoid, optionally divided by the sum of the chosen, times scale. With a selection bias the largest
-//           score + bias are chosen instead, a score being that softmax or sigmoid; weights do not see the bias (DeepSeek-V3,
-//           arXiv:2412.19437, eq. 16). With N_GROUPS > 1 all chosen are of the n_groups_used best groups of experts (lower wins
-//           ties): those with the largest best logit or score, for sigmoid with the largest sum of two scores. A shared
-//           expert's weight is the sigmoid of the last logit. Of the landing row's chosen experts that are at home (AT_HOME in
-//           their entry) the j-th in slot order gets the layer's j-th landing place, if that is not null: as the place to store
-//           into while its home is read, or with FLAG_GATHER as the place to be read, its home being what is copied there. That
-//           other address is the slot's partner, null where there is none.
-// Inputs    logits f32 [N_EXPERTS (+ 1 gate)]; selection_bias f32 [N_EXPERTS] by address; params; the expert table by address,
-//           uvec2 entries [n_layers][N_EXPERTS] and landing places, this layer's from entry first_landing on. Outputs:
-//           routing words [n_used ids | n_used weights | n_used addresses of 2 words | n_used partners of 2 words (| weight
-//           of the shared expert)] a row; log words [first_id + row * n_used ...] = the chosen ids. Rows lie a pitch behind
+// Computes  for each row of a batch the n_used experts of largest logit (lower id wins ties) and their weights: softmax over all
+//           experts or sigmoid, optionally divided by the sum of the chosen, times scale, times the expert's own scale where there
+//           are such. With a selection bias the largest score + bias are chosen instead, a score being that softmax or sigmoid;
+//           weights do not see the bias (DeepSeek-V3, arXiv:2412.19437, eq. 16). With N_GROUPS > 1 all chosen are of the
+//           n_groups_used best groups of experts (lower wins ties): those with the largest best logit or score, for sigmoid with
+//           the largest sum of two scores. A shared expert's weight is the sigmoid of the last logit. Of the landing row's chosen
+//           experts that are at home (AT_HOME in their entry) the j-th in slot order gets the layer's j-th landing place, if that
+//           is not null: as the place to store into while its home is read, or with FLAG_GATHER as the place to be read, its home
+//           being what is copied there. That other address is the slot's partner, null where there is none.
+// Inputs    logits f32 [N_EXPERTS (+ 1 gate)]; selection_bias and output_scales f32 [N_EXPERTS] by address; params; the expert
+//           table by address, uvec2 entries [n_layers][N_EXPERTS] and landing places, this layer's from entry first_landing on.
+//           Outputs: routing words [n_used ids | n_used weights | n_used addresses of 2 words | n_used partners of 2 words (|
+//           weight of the shared expert)] a row; log words [first_id + row * n_used ...] = the chosen ids. Rows lie a pitch behind
 //           one another. Of an inert row addresses and partners are null, and the log is left alone.
 // Who       workgroup -> one row of the batch (z); each lane keeps the best of its experts lane, lane + size, ..., and looks at
 //           its groups lane, lane + size, ...; n_used rounds of a workgroup argmax; then lane s writes slot s.
@@ -33,6 +33,7 @@ layout(set = 0, binding = 2, std430) writeonly buffer Routing { uint routing[]; 
 layout(set = 0, binding = 3, std430) writeonly buffer Log { uint routing_log[]; };
 layout(push_constant, std430) uniform Push {
     uvec2 selection_bias;   // null: none
+    uvec2 output_scales;    // of what experts give; null: none
     uint layer;
     uint n_used;
     uint flags;
@@ -198,7 +199,9 @@ void main() {
         const uvec2 span = uvec2(chosen_entries[s].x & ~AT_HOME, chosen_entries[s].y);
         const uvec2 landing = landing_place(s);
         const bool gathers = has(FLAG_GATHER) && !is_null(landing);
-        write_slot(s, id, share * scale, gathers ? landing : span, gathers ? span : landing);
+        float weight = share * scale;
+        if (!is_null(output_scales)) weight *= load_float(address_add(output_scales, id * 4u));
+        write_slot(s, id, weight, gathers ? landing : span, gathers ? span : landing);
         routing_log[first_id + ROW * n_used + s] = id;
     }
     if (has(FLAG_SHARED_GATE) && gl_LocalInvocationIndex == 0u)

@@ -103,7 +103,7 @@ class DeviceInfo:
 
 # ----- the model; sizes in elements -----
 
-Activation = Literal["silu", "swiglu_oai"]
+Activation = Literal["silu", "swiglu_oai", "geglu"]
 
 
 @dataclass(frozen=True)
@@ -295,8 +295,8 @@ class ExpertSpec:
     biases: bool = False  # of gate, up and down
     n_groups: int = 1
     n_groups_used: int = 1
+    output_scales: bool = False  # what each expert gives is multiplied by a number of its own
     activation: Activation = "silu"
-    output_scales: bool = False  # what an expert gives is multiplied by a number of its own
     # Of a dense block beside the experts. It, they and the router read the state behind norms of
     # their own, and what the two give is normed before it is added; 0: there is none.
     beside_width: int = 0
@@ -335,6 +335,8 @@ class ModelSpec:
     tied_embeddings: bool
     layers: tuple[LayerSpec, ...]
     context_limit: str = ""  # why `context_length` is less than the model was trained for
+    embedding_scale: float = 1.0  # what the first layer reads is multiplied by it
+    logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
     n_ahead_layers: int = 0  # of the file, behind the others
     ahead: LayerSpec | None = None  # the first of these; None: nothing is guessed with it
 

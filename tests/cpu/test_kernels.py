@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from tests.cpu.programs import Rig, words
 from vkmoe.cpu.device import CpuDevice, cpu_info
+from vkmoe.facts import Activation
+from vkmoe.kernels.experts.operations import ACTIVATIONS
 from vkmoe.kernels.experts.twins import activated
 from vkmoe.kernels.families import FAMILIES
 from vkmoe.kernels.inputs import random_rows
@@ -37,10 +39,10 @@ def test_what_the_self_test_asks_of_shaders_holds_here(native: Any, family: str)
             assert cases and all(case.ok for case in cases), [c for c in cases if not c.ok]
 
 
-@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("is_biased", [False, True])
 def test_experts_are_found_by_the_addresses_of_their_matrices(
-    native: Any, activation: str, is_biased: bool
+    native: Any, activation: Activation, is_biased: bool
 ) -> None:
     """Gate and up of one type, down of another, all apart; a row without experts is left alone."""
     rng, rig = np.random.default_rng(8), Rig(native)
@@ -71,7 +73,7 @@ def test_experts_are_found_by_the_addresses_of_their_matrices(
                "row_bytes": experts[0][0][0].shape[1], "n_blocks": 1, "n_partials": 0,
                "inverse_width": 0.0, "eps": 0.0, "x_pitch": width // 4, "partials_pitch": 0,
                "act_pitch": n_slots * inner, "rows": 48, "pass": 0,
-               "activation": ("silu", "swiglu_oai").index(activation)}  # fmt: skip
+               "activation": ACTIVATIONS.index(activation)}  # fmt: skip
     tensors = {"x": words(x), "norm_partials": words(partials), "routing": words(routing),
                "act": words(act)}  # fmt: skip
     groups = (-(-inner // 48), n_slots, 3)

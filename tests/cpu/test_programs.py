@@ -105,7 +105,7 @@ def test_embeddings_are_looked_up_for_the_rows_in_use(native: Any) -> None:
     params[[3, 8, 12]] = 2, 5, 1000
     numbers = {"embeddings": rig.place(rows), "gain": rig.place(state["gain"]), "n_vocab": 9,
                "row_bytes": rows.shape[1], "n_blocks": WIDTH // 256, "hidden_pitch": WIDTH,
-               "partials_pitch": 40, "workgroup_size": 8}  # fmt: skip
+               "partials_pitch": 40, "workgroup_size": 8, "scale": 1.0}  # fmt: skip
     tensors = {name: words(state[name]) for name in ("hidden", "gained", "partials")}
     rig.recording.dispatch("embed", "embed.q4_k", numbers, {"params": params, **tensors}, (2, 1, 3))
     rig.run()

@@ -1,4 +1,6 @@
-"""The candidates against their twins, exactly but for the sums; finish behind everything else."""
+"""The candidates against their twins, exactly but for the sums; caps of logits before them, finish
+behind everything else.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.inputs import PARAMS
-from vkmoe.kernels.logits.cases import CandidatesCase, FinishCase, PickCase
+from vkmoe.kernels.logits.cases import CandidatesCase, FinishCase, PickCase, SoftCapCase
 from vkmoe.kernels.logits.operations import CANDIDATE_WORDS, candidates, finish, list_words
+from vkmoe.kernels.logits.twins import soft_cap as soft_cap_twin
 from vkmoe.kernels.tuning import Tuning
 
 CPU_TUNING = Tuning("blocks", 8, 1, False)
@@ -26,6 +29,19 @@ Logits = NDArray[np.float32]
 @pytest.mark.parametrize("n_vocab", [1, 32, 65, 1000, 4099, 30011])
 def test_random_logits(runner: Runner, tuning: Tuning, n_vocab: int) -> None:
     CandidatesCase(tuning, n_vocab).run(runner).verify()
+
+
+@pytest.mark.parametrize("tuning", [CPU_TUNING, GPU_TUNING], ids=["8", "64"])
+@pytest.mark.parametrize(("n_vocab", "cap"), [(1, 30.0), (65, 0.5), (4099, 30.0), (100_003, 50.0)])
+@pytest.mark.sample(5)
+def test_soft_caps(runner: Runner, tuning: Tuning, n_vocab: int, cap: float) -> None:
+    SoftCapCase(tuning, n_vocab, cap).run(runner).verify()
+
+
+def test_the_twin_caps_as_stated() -> None:
+    """Nearly the identity where logits are small, the cap where they are large."""
+    found = soft_cap_twin(np.array([0.01, -1e6, np.inf, 30.0, np.nan], np.float32), 30.0)
+    np.testing.assert_allclose(found, [0.01, -30.0, 30.0, 30.0 * np.tanh(1.0), np.nan], rtol=1e-6)
 
 
 def awkward_logits(kind: str, n_vocab: int) -> Logits:

@@ -1,4 +1,4 @@
-"""Experts with biases and gpt-oss's activation, and shared experts with a weight of their own."""
+"""Experts with biases, the activations of gpt-oss and Gemma, and shared experts with a weight."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from vkmoe.kernels.experts.operations import (
 from vkmoe.kernels.experts.spans import Use
 from vkmoe.kernels.experts.twins import activated
 from vkmoe.kernels.experts.twins import expert_down as down_twin
+from vkmoe.kernels.rows import PAIR, RowsCase
 from vkmoe.kernels.tuning import Tuning
 
 CPU_TUNING, GPU_TUNING = tuning_for(MAPPINGS[-1], 8, 4), tuning_for("", 32, 4)
@@ -42,6 +43,18 @@ def test_gate_and_up_with_biases(runner: Runner, use: Use, tuning: Tuning) -> No
     activation: Activation = "silu" if use.routed and use.kept is None else "swiglu_oai"
     case = GateUpCase(tuning, ("MXFP4", "MXFP4"), use, 11, 64, activation=activation)
     for each in (case, replace(case, types=("F16", "MXFP4"))):
+        with Runner(runner.device) as other:
+            each.run(other).verify()
+
+
+@both_mappings
+@pytest.mark.parametrize("size", [1.0, 30.0, 1e15])
+@pytest.mark.sample(3)
+def test_geglu(runner: Runner, size: float, tuning: Tuning) -> None:
+    """Of gates where it bends, of some beyond its ends, and of some whose powers overflow."""
+    case = GateUpCase(tuning, ("F16", "F16"), Use(6, 3), 21, 64, activation="geglu", size=size)
+    rows = RowsCase(replace(case, use=Use(4, 4)), PAIR)
+    for each in (case, replace(case, types=("F32", "F16")), rows):
         with Runner(runner.device) as other:
             each.run(other).verify()
 
@@ -92,6 +105,15 @@ def test_the_clamped_activation_by_hand() -> None:
     silu = activated(gate, up)
     np.testing.assert_allclose(silu[3], 0.0)
     np.testing.assert_allclose(silu[5], 100.0 / (1.0 + np.exp(-1.0)))
+
+
+def test_geglu_by_hand() -> None:
+    """Against tanh itself and known values of gelu: odd around x / 2, its least about -0.17."""
+    gate = np.array([0.0, 1.0, -1.0, 0.5, 1e9, -1e9])
+    found = activated(gate, np.full(6, 2.0), "geglu") / 2.0
+    np.testing.assert_allclose(found, [0.0, 0.841192, -0.158808, 0.345714, 1e9, 0.0], atol=1e-6)
+    least = activated(np.linspace(-2, 0, 2001), np.ones(2001), "geglu").min()
+    assert least == pytest.approx(-0.170041, abs=1e-6)
 
 
 def test_the_twin_weighs_biases_like_products() -> None:

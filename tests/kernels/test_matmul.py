@@ -103,6 +103,23 @@ def test_experts_as_gpt_oss_has_them(
     replace(case, activation="swiglu_oai").run(runner).verify()
 
 
+class Large(Batch):
+    """Rows that make gates whose powers overflow in float32."""
+
+    def draw(self, n_values: int, seed: int) -> NDArray[np.float32]:
+        return super().draw(n_values, seed) * np.float32(1e15)
+
+
+@by_mapping
+@pytest.mark.parametrize("batch", [rows(1, 2, 3), Large((1, 2, 3))], ids=["usual", "large"])
+@pytest.mark.sample(2)
+def test_experts_as_gemma_has_them(runner: Runner, tuning: Tuning, batch: Batch) -> None:
+    for types in (("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")):
+        case = ExpertMatmulCase(tuning, types, 35, 256, batch, 4, 2, activation="geglu")
+        with Runner(runner.device) as other:
+            case.run(other).verify()
+
+
 @by_mapping
 @pytest.mark.parametrize("types", [("Q4_K", "Q4_K"), ("Q6_K",)])
 @pytest.mark.sample(3)

@@ -191,6 +191,12 @@ def test_embedded_rows_and_clamped_tokens(runner: Runner, kind: str) -> None:
     EmbedCase(tuning, kind, 7, columns, CLAMPED).run(runner).verify()
 
 
+@every_type
+def test_embedded_rows_with_a_scale(runner: Runner, kind: str) -> None:
+    """What is left for the next norm has it, too."""
+    EmbedCase(Tuning("lanes", 64, 4, False), kind, 3, 512, (1,), 53.0659966).run(runner).verify()
+
+
 @pytest.mark.parametrize("workgroup_size", SIZES)
 def test_workgroup_sizes_of_embed(runner: Runner, workgroup_size: int) -> None:
     tuning = Tuning("blocks", workgroup_size, 8, False)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vkmoe.gpu.runner import Runner
-from vkmoe.kernels.router.cases import RouterCase
+from vkmoe.kernels.router.cases import RouterCase, random_scales
 from vkmoe.kernels.router.operations import RouterShape, RoutingLog
 from vkmoe.kernels.router.twins import look_up
 from vkmoe.kernels.router.twins import router_topk as router_twin
@@ -41,6 +41,30 @@ def check(runner: Runner, case: RouterCase, *logits: NDArray[np.float32]) -> Non
 def test_random_logits(runner: Runner, tuning: Tuning, shape: RouterShape) -> None:
     """Some of them with ties."""
     RouterCase(tuning, shape).run(runner).verify()
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.sample(6)
+def test_scales_of_experts(runner: Runner, tuning: Tuning, shape: RouterShape) -> None:
+    """Some logits with ties; neither the choice nor a shared expert's weight has the scales."""
+    case = RouterCase(tuning, shape, output_scales=random_scales(shape.n_experts))
+    case.run(runner).verify()
+    with Runner(runner.device) as other, Runner(runner.device) as third:
+        words = case.words(other)[0]
+        plain = replace(case, output_scales=None).words(third)[0]
+    n = shape.n_used
+    np.testing.assert_array_equal(words[:n], plain[:n])
+    np.testing.assert_array_equal(words[6 * n :], plain[6 * n :])
+
+
+def test_scales_of_one_change_no_bit(runner: Runner) -> None:
+    case = RouterCase(TUNINGS[0], SHAPES[1])
+    ones = replace(case, output_scales=np.ones(SHAPES[1].n_experts, np.float32))
+    with Runner(runner.device) as other:
+        wanted = case.words(other)[0]
+    found, n = ones.words(runner)[0], SHAPES[1].n_used
+    np.testing.assert_array_equal(found[: 2 * n], wanted[: 2 * n])
 
 
 @pytest.mark.parametrize("gather", [False, True], ids=["read", "gather"])
@@ -100,6 +124,15 @@ def test_awkward_logits(runner: Runner, gating: str, renormalise: bool) -> None:
             logits[where] = bad
             damaged.append(logits)
     check(runner, case, *damaged)
+
+
+def test_the_twin_scales_weights_at_last() -> None:
+    """They need not add up to the scale of all then: worked out by hand."""
+    logits = np.log(np.array([0.1, 0.6, 0.3], np.float32))
+    scales = np.array([8.0, 0.5, -2.0], np.float32)
+    found = router_twin(logits, 2, scale=3.0, output_scales=scales)
+    assert found.ids.tolist() == [1, 2]
+    np.testing.assert_allclose(found.weights, [3 * 0.5 * 2 / 3, 3 * -2.0 / 3], rtol=1e-6)
 
 
 def test_all_nan_is_uniform() -> None:

@@ -170,6 +170,7 @@ def feed_forward(memory: Memory, types: Types, spec: FeedForward) -> FeedForward
         router=memory.matrix("F32", spec.n_experts, WIDTH),
         router_bias=memory.take(4 * spec.n_experts) if spec.router_bias else 0,
         selection_bias=memory.take(4 * spec.n_experts) if spec.selection_bias else 0,
+        output_scales=memory.take(4 * spec.n_experts) if spec.output_scales else 0,
         shared=shared,
         shared_gate=memory.matrix("F32", 1, WIDTH) if spec.shared_gate else None,
     )

@@ -10,7 +10,17 @@ import pytest
 
 from tests.gpu.checker import unguarded
 from tests.models.changed_specs import with_experts, with_mixer
-from tests.models.invented import DENSE, KINDS, MOE, TUNINGS, Types, dispatches, token_program
+from tests.models.invented import (
+    DENSE,
+    EXPERTS,
+    KINDS,
+    MOE,
+    SPEC,
+    TUNINGS,
+    Types,
+    dispatches,
+    token_program,
+)
 from vkmoe.execute.segments import cut_at_routers, layer_ends
 from vkmoe.facts import AttentionSpec, DenseSpec, RopeSpec
 from vkmoe.gpu.hazards import plan_barriers
@@ -213,6 +223,36 @@ def test_a_selection_bias_is_read_by_the_choice() -> None:
     pair = [declared_bytes(token_program([MOE], spec=item), "layer 0 top-k")
             for item in (spec, plain)]  # fmt: skip
     assert pair[0] - pair[1] == 4 * spec.experts.n_experts
+
+
+def test_scales_of_experts_are_read_by_the_choice() -> None:
+    """Each layer reads its own."""
+    scaled = token_program([MOE] * 2, spec=with_experts(SPEC, output_scales=True))
+    plain = token_program([MOE] * 2)
+    for index in range(2):
+        pair = [declared_bytes(item, f"layer {index} top-k") for item in (scaled, plain)]
+        assert pair[0] - pair[1] == 4 * EXPERTS.n_experts
+    numbers = [numbers_of(scaled, f"layer {index} top-k") for index in range(2)]
+    assert len({item["output_scales"] for item in numbers} - {0}) == 2
+
+
+def test_logits_are_capped_before_the_candidates_see_them() -> None:
+    program = token_program([MOE], spec=replace(SPEC, logit_cap=30.0))
+    labels = [command.label for command in program.commands]
+    assert labels[-5:] == ["logits", "cap", "candidates", "candidates merge", "finish"]
+    assert plan_barriers(program.commands)[-5:-2] == [True] * 3
+    assert numbers_of(program, "cap")["cap"] == 30.0
+
+
+def test_embeddings_have_the_scale_of_the_model() -> None:
+    scaled = token_program([MOE], spec=replace(SPEC, embedding_scale=22.5))
+    assert numbers_of(scaled, "embed")["scale"] == 22.5
+    assert numbers_of(token_program([MOE]), "embed")["scale"] == 1.0
+
+
+def numbers_of(program: Program, label: str) -> dict[str, int | float]:
+    (command,) = (item for item in program.dispatches() if item.label == label)
+    return KERNELS[command.kernel].numbers_of(command.push, command.constants)
 
 
 def test_mixed_types_cost_the_new_kinds_what_they_cost_the_old() -> None:

@@ -100,9 +100,9 @@ def moe_layers(program: Program) -> list[int]:
     """The layer each top-k dispatch is told, from its push constants."""
     name = router_topk.__name__
     fields = [item.name for item in KERNELS[name].push]
-    assert fields[:2] == ["selection_bias", "layer"]
+    assert fields[:3] == ["selection_bias", "output_scales", "layer"]
     return [
-        struct.unpack_from("<I", command.push, 8)[0]
+        struct.unpack_from("<I", command.push, 16)[0]
         for command in program.commands
         if isinstance(command, Dispatch) and command.variant.startswith(name)
     ]

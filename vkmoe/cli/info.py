@@ -269,6 +269,8 @@ def _routing(experts: ExpertSpec) -> str:
         parts.append("weights add up to 1")
     if experts.scale != 1.0:
         parts.append(f"scaled by {experts.scale:g}")
+    if experts.output_scales:
+        parts.append("each expert by a scale of its own")
     return ", ".join(parts)
 
 

@@ -13,7 +13,7 @@ from vkmoe.batch import BatchKind
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.matmul.operations import matmul, matmul_residual, row_parts
-from vkmoe.kernels.matvec.operations import embed, matvec, matvec_residual
+from vkmoe.kernels.matvec.operations import matvec, matvec_residual
 from vkmoe.kernels.norms.operations import NormOutput, rms_norm
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.weights import AheadWeights
@@ -55,8 +55,7 @@ class AheadDecoder(Decoder):
     def _append_input(self, op: OpContext, leaves: NormOutput) -> int:
         space, weights = self.workspace, self._weights
         self._append_states(op)
-        of_token = self._leaves(weights.token_gain)
-        n_partials = embed(op.named("embed"), self.weights.embeddings, space.params, of_token)
+        n_partials = super()._append_input(op, self._leaves(weights.token_gain))
         norm = self._norm(n_partials)
         matvec(op.named("token"), (weights.token,), space.gained, space.hidden, norm)
         return matvec_residual(op.named("state"), weights.state, self._states, leaves)
@@ -65,7 +64,7 @@ class AheadDecoder(Decoder):
         space, weights, spec = self.workspace, self._weights, self.spec
         self._append_states(op)
         gain, params, hidden = weights.token_gain, space.params, row_parts(space.hidden)
-        embed(op.named("embed"), self.weights.embeddings, params, self._leaves(gain))
+        super()._append_input(op, self._leaves(gain))
         normed = op.named("token norm")
         rms_norm(normed, space.hidden, space.gained, spec.width, gain, spec.norm_eps)
         matmul(op.named("token"), (weights.token,), row_parts(space.gained), hidden, params)

@@ -16,7 +16,7 @@ from vkmoe.batch import BatchKind
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.program import Program
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.logits.operations import candidates, finish, pick_rows
+from vkmoe.kernels.logits.operations import candidates, finish, pick_rows, soft_cap
 from vkmoe.kernels.matvec.operations import embed, matvec
 from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
 from vkmoe.kernels.tuning import Tuning
@@ -89,7 +89,8 @@ class Decoder:
 
     def _append_input(self, op: OpContext, leaves: NormOutput) -> int:
         """Append what the first layer reads, for rows to decode; returns the number of partials."""
-        return embed(op.named("embed"), self.weights.embeddings, self.workspace.params, leaves)
+        table, scale = self.weights.embeddings, self.spec.embedding_scale
+        return embed(op.named("embed"), table, self.workspace.params, leaves, scale)
 
     def _append_prompt_input(self, op: OpContext) -> None:
         """Append hidden = what the first layer reads, for rows of prompts."""
@@ -123,6 +124,8 @@ class Decoder:
         """Append the logits of the first rows of `gained`, and the largest of each."""
         space, logits = self.workspace, op.named("logits")
         matvec(logits, (self.weights.output,), space.gained, space.logits, norm)
+        if cap := self.spec.logit_cap:
+            soft_cap(op.named("cap"), space.logits, self.spec.n_vocab, cap)
         top, lists = op.named("candidates"), space.candidate_lists
         candidates(top, space.logits, self.spec.n_vocab, lists, space.candidates)
 

@@ -332,6 +332,7 @@ class FeedForwardBlock:
             self.weights.expert_table,
             Landing(len(self.weights.moe_layers), n_places, self.mode.gathers),
             selection_bias=layer.selection_bias,
+            output_scales=layer.output_scales,
         )
 
     def _gather(self, op: OpContext, block: BlockWeights, moe_layer: int) -> ExpertBlock:

@@ -119,6 +119,7 @@ class FeedForwardWeights:
     router: Matrix | None = None  # None: `block` is the one there is
     router_bias: int = 0
     selection_bias: int = 0
+    output_scales: int = 0  # of what each routed expert gives
     shared: BlockWeights | None = None  # the expert that every token uses
     shared_gate: Matrix | None = None  # it weighs `shared`; None: by 1
     post_gain: int = 0  # of the norm behind the part

@@ -1,5 +1,5 @@
 // The largest logits and their log-sum-exp, as candidates_partial.comp and candidates_merge.comp
-// find them.
+// find them, and the cap of logits before, as in soft_cap.comp.
 #include "kernels.hpp"
 
 #include <algorithm>
@@ -76,6 +76,20 @@ std::vector<Item> contenders(const float* logits, size_t first, size_t n) {
 }
 
 }  // namespace
+
+std::vector<Step> soft_cap(const Call& call) {
+    const size_t n_parts = call.groups[0], n_rows = call.groups[2], n_vocab = call.count("n_vocab");
+    const size_t pitch = call.count("logits_pitch");
+    const float most = call.real("cap");
+    require(n_parts > 0 && n_rows > 0 && n_vocab > 0 && most > 0.0F, call, "there is nothing to do");
+    auto* const logits = call.words<float>("logits", reach(n_rows, pitch, n_vocab));
+    const size_t size = ceil_divide(n_vocab, n_parts);
+    const auto cap = [=](size_t item, size_t) {
+        const size_t row = item / n_parts, first = std::min(item % n_parts * size, n_vocab);
+        soft_cap(logits + row * pitch + first, std::min(size, n_vocab - first), most);
+    };
+    return {{n_rows * n_parts, cap, false}};
+}
 
 std::vector<Step> candidates_partial(const Call& call) {
     const size_t n_lists = call.groups[0], n_rows = call.groups[2], n_vocab = call.count("n_vocab");

@@ -126,7 +126,7 @@ std::vector<Step> expert_gate_up(const Call& call) {
     const size_t n_vectors = call.groups[2], act_pitch = call.count("act_pitch");
     const size_t x_pitch = 4 * call.count("x_pitch");
     require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
-    require(pass <= kUpOnly && activation <= 1, call, "no such pass or activation");
+    require(pass <= kUpOnly && activation < kActivations, call, "no such pass or activation");
     const Experts experts(call, n_vectors);
     if (!experts.is_fixed()) reading.begin_anew();
     const size_t n_slots = experts.n_slots();
@@ -170,7 +170,7 @@ std::vector<Step> expert_gate_up(const Call& call) {
             if (pass == kGateOnly) continue;
             float ups[kRowsAtOnce];
             project(up_at, up_bias_at, ups);
-            activate(found + first, ups, end - first, activation != 0);
+            activate(found + first, ups, end - first, static_cast<Activation>(activation));
         }
     };
     static_assert(kBoth == 0, "both are multiplied where no pass is one of them alone");

@@ -36,6 +36,7 @@ const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
         {"prompt_attention", prompt_attention},
         {"rms_norm", rms_norm},
         {"router_topk", router_topk},
+        {"soft_cap", soft_cap},
     };
     return kernels;
 }

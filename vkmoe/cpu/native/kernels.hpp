@@ -44,5 +44,6 @@ std::vector<Step> pick_rows(const Call& call);
 std::vector<Step> prompt_attention(const Call& call);
 std::vector<Step> rms_norm(const Call& call);
 std::vector<Step> router_topk(const Call& call);
+std::vector<Step> soft_cap(const Call& call);
 
 }  // namespace vkmoe

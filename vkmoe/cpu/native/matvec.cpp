@@ -108,6 +108,7 @@ std::vector<Step> embed(const Call& call) {
     const size_t n_vocab = call.count("n_vocab"), n_vectors = call.groups[2];
     const size_t hidden_pitch = call.count("hidden_pitch");
     const size_t partials_pitch = call.count("partials_pitch");
+    const float scale = call.real("scale");
     const size_t part = kChunk * call.count("workgroup_size"), n_parts = ceil_divide(width, part);
     require(n_vectors > 0 && n_vocab > 0, call, "there is nothing to do");
     require(part % format.block_weights == 0, call, "a workgroup ends within a block");
@@ -135,6 +136,7 @@ std::vector<Step> embed(const Call& call) {
         }
         float squares = 0.0F;
         for (size_t i = 0; i < n; ++i) {
+            found[i] *= scale;
             gained[vector * hidden_pitch + first + i] = found[i] * gain[first + i];
             squares += found[i] * found[i];
         }

@@ -243,7 +243,7 @@ std::vector<Step> expert_matmul_gate_up(const Call& call) {
     const size_t gate_bias_at = call.count("gate_bias"), up_bias_at = call.count("up_bias");
     const size_t n_used = call.count("pairs_of_x");
     require(n_rows > 0 && x_stride >= n_columns, call, "there is nothing to do");
-    require(pass <= kUpOnly && activation <= 1, call, "no such pass or activation");
+    require(pass <= kUpOnly && activation < kActivations, call, "no such pass or activation");
     const Tiles tiles(call);
     const size_t most = (call.n_words("x") + x_stride - n_columns) / x_stride;
     const auto* const x = call.words<const float>("x", n_columns);
@@ -274,7 +274,7 @@ std::vector<Step> expert_matmul_gate_up(const Call& call) {
             if (pass != kUpOnly) put(gates, i, gate_bias_at, found);
             if (pass == kGateOnly) continue;
             put(ups, i, up_bias_at, ups.of(i));
-            activate(found, ups.of(i), n, activation != 0);
+            activate(found, ups.of(i), n, static_cast<Activation>(activation));
         }
     };
     const auto bring = [=](size_t row) {

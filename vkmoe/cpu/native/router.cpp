@@ -34,7 +34,8 @@ struct Router {
     size_t n_experts, n_used, n_groups, n_groups_used, layer, first_landing, n_landing;
     uint32_t flags;
     float scale;
-    const float* bias;  // of the choice, not of weights; null: none
+    const float* bias;    // of the choice, not of weights; null: none
+    const float* scales;  // of what experts give; null: none
 
     bool has(uint32_t flag) const { return (flags & flag) != 0; }
 
@@ -128,13 +129,14 @@ std::vector<Step> router_topk(const Call& call) {
     Router router{call.count("n_experts"), call.count("n_used"), call.count("n_groups"),
                   call.count("n_groups_used"), call.count("layer"), call.count("first_landing"),
                   call.count("n_landing"), static_cast<uint32_t>(call.count("flags")),
-                  call.real("scale"), nullptr};
+                  call.real("scale"), nullptr, nullptr};
     require(router.n_used > 0 && router.n_used <= std::min(router.n_experts, kMaxUsed), call,
             "not so many experts can be used");
     require(router.n_groups > 0 && router.n_experts % router.n_groups == 0 &&
                 router.n_groups_used > 0 && router.n_groups_used <= router.n_groups,
             call, "the groups do not hold the experts");
     router.bias = floats(call, "selection_bias", router.n_experts);
+    router.scales = floats(call, "output_scales", router.n_experts);
     const size_t n_rows = call.groups[2], n_used = router.n_used;
     const size_t logits_pitch = call.count("logits_pitch");
     const size_t routing_pitch = call.count("routing_pitch"), first_id = call.count("first_id");
@@ -174,7 +176,8 @@ std::vector<Step> router_topk(const Call& call) {
         for (size_t s = 0; s < n_used; ++s) {
             const float share = total.sum > 0.0F ? router.gate(chosen[s], total.top) / total.sum
                                                  : 1.0F / static_cast<float>(n_used);
-            const float weight = share * router.scale;
+            float weight = share * router.scale;
+            if (router.scales != nullptr) weight *= router.scales[found[s]];
             std::memcpy(found + n_used + s, &weight, sizeof weight);
             log[first_id + row * n_used + s] = found[s];
         }

@@ -113,6 +113,23 @@ void add_all_scaled(float* __restrict sum, const float* __restrict factors,
 }
 
 VKMOE_FOR_EACH_PROCESSOR
+void soft_cap(float* values, size_t n, float cap) {
+    for (size_t i = 0; i < n; ++i) {  // soft_cap.comp says why
+        const float value = values[i], whole = (value < 0.0F ? -value : value) / cap;
+        const float size = whole < 10.0F ? whole : 10.0F, square = size * size;
+        const float fading = exponential(-2.0F * size);
+        float series = -5.70498872745e-3F;
+        series = series * square + 2.06390887954e-2F;
+        series = series * square - 5.37397155531e-2F;
+        series = series * square + 1.33314422036e-1F;
+        series = series * square - 3.33332819422e-1F;
+        series = series * square * size + size;
+        const float found = cap * (size < 0.625F ? series : (1.0F - fading) / (1.0F + fading));
+        values[i] = value != value ? value : value < 0.0F ? -found : found;
+    }
+}
+
+VKMOE_FOR_EACH_PROCESSOR
 bool make_finite(const float* __restrict values, size_t n, float* __restrict found) {
     uint32_t n_nan = 0;
     for (size_t i = 0; i < n; ++i) {
@@ -142,8 +159,10 @@ float exponentials(float* __restrict values, size_t n, float top) {
     return total(lanes);
 }
 
+namespace {
+
 VKMOE_FOR_EACH_PROCESSOR
-void activate(float* __restrict gates, const float* __restrict ups, size_t n, bool clamped) {
+void swiglu(float* __restrict gates, const float* __restrict ups, size_t n, bool clamped) {
     const float slope = clamped ? 1.702F : 1.0F, most = clamped ? 7.0F : kLargest;
     const float added = clamped ? 1.0F : 0.0F;
     for (size_t i = 0; i < n; ++i) {
@@ -152,6 +171,24 @@ void activate(float* __restrict gates, const float* __restrict ups, size_t n, bo
         const float turned = slope * g, fading = exponential(turned < 0.0F ? turned : -turned);
         gates[i] = g * ((turned < 0.0F ? fading : 1.0F) / (1.0F + fading)) * (u + added);
     }
+}
+
+VKMOE_FOR_EACH_PROCESSOR
+void geglu(float* __restrict gates, const float* __restrict ups, size_t n) {
+    constexpr float kSlope = 1.5957691216F, kCurve = 0.0713548163F, kEnd = 10.0F;  // activation.glsl
+    for (size_t i = 0; i < n; ++i) {
+        const float g = gates[i] < -kEnd ? -kEnd : gates[i];  // NaN stays what it is
+        const float cut = g > kEnd ? kEnd : g, turned = cut * (kSlope + kCurve * cut * cut);
+        const float fading = exponential(turned < 0.0F ? turned : -turned);
+        gates[i] = g * ((turned < 0.0F ? fading : 1.0F) / (1.0F + fading)) * ups[i];
+    }
+}
+
+}  // namespace
+
+void activate(float* gates, const float* ups, size_t n, Activation activation) {
+    if (activation == Activation::geglu) return geglu(gates, ups, n);
+    swiglu(gates, ups, n, activation == Activation::clamped);
 }
 
 }  // namespace vkmoe

@@ -30,6 +30,9 @@ void products_of_block(const float* one, const float* turned, size_t n, float* p
 void add_all_scaled(float* sum, const float* factors, const float* const* values, size_t n_factors,
                     size_t n);
 
+/// values = cap * tanh(values / cap).
+void soft_cap(float* values, size_t n, float cap);
+
 /// Copy values, infinite ones as the largest numbers, NaN as the lowest; returns whether any was NaN.
 bool make_finite(const float* values, size_t n, float* found);
 
@@ -39,8 +42,12 @@ float largest(const float* values, size_t n, float least);
 /// Replace values by e^(value - top); returns their sum. Must hold: no value is above `top`, or NaN.
 float exponentials(float* values, size_t n, float top);
 
-/// Join the products of gate and up in place of the former, as silu(gate) * up; where `clamped`, as
-/// gpt-oss does: min(g, 7) * sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1).
-void activate(float* gates, const float* ups, size_t n, bool clamped);
+/// How gate and up are joined, as activation.glsl numbers it.
+enum class Activation : size_t { silu, clamped, geglu };
+constexpr size_t kActivations = 3;
+
+/// Join the products of gate and up in place of the former, as silu(gate) * up or gelu(gate) * up;
+/// clamped, as gpt-oss does: min(g, 7) * sigmoid(1.702 min(g, 7)) * (clamp(u, -7, 7) + 1).
+void activate(float* gates, const float* ups, size_t n, Activation activation);
 
 }  // namespace vkmoe

@@ -23,7 +23,7 @@ from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.operations import expert_down, expert_gate_up
 from vkmoe.kernels.experts.spans import DOWN, GATE, UP, PlacedExperts, Use
-from vkmoe.kernels.experts.twins import activated, silu
+from vkmoe.kernels.experts.twins import activated, gelu, silu
 from vkmoe.kernels.experts.twins import expert_down as down_twin
 from vkmoe.kernels.family import (
     MIXED_TYPE,
@@ -81,7 +81,10 @@ class _ExpertCase(RowCase):
 
 @dataclass(frozen=True)
 class GateUpCase(_ExpertCase):
-    """Checks act = f(gate @ x, up @ x); gates and ups of different types take two dispatches."""
+    """Checks act = f(gate @ x, up @ x); gates and ups of different types take two dispatches.
+
+    The size of x is about `size`: a large one makes gates whose powers overflow in float32.
+    """
 
     tuning: Tuning
     types: tuple[str, str]
@@ -90,6 +93,7 @@ class GateUpCase(_ExpertCase):
     n_columns: int
     n_partials: int = 3
     activation: Activation = "silu"
+    size: float = 1.0
     half: ClassVar[int] = 0
 
     def place(self, runner: Runner, op: OpContext, batch: RowBatch) -> tuple[PlacedExperts, Rowed]:
@@ -97,6 +101,7 @@ class GateUpCase(_ExpertCase):
         types, form = (*self.types, None), (self.n_rows, self.n_columns)
         experts = PlacedExperts(runner, batch, types, self.use, form, rng)
         source = NormedInput(batch, self.n_columns, self.n_partials, rng)
+        source.x *= np.float32(self.size)
         act = batch.tensor("act", experts.n_slots * self.n_rows + 1)
         expert_gate_up(op, experts.block, source.x_ref, act, source.norm, self.activation)
 
@@ -124,12 +129,13 @@ def activated_with_sizes(
 ) -> tuple[Wide, Wide]:
     """Activate gate's and up's sums, and compute how far each value may be off, from their sizes.
 
-    |d silu(g) / dg| <= 1.1 carries what gate's sum is off, |silu(g)| what up's is. The clamped kind
-    adds 1 to up, and its slopes are no larger.
+    |d silu(g) / dg| <= 1.1 carries what gate's sum is off, |silu(g)| what up's is; gelu's slope is
+    at most 1.13. The clamped kind adds 1 to up, and its slopes are no larger.
     """
-    shift = 0.0 if activation == "silu" else 1.0
-    of_gate = 1.1 * sizes[0] * (np.abs(parts[1]) + shift)
-    of_up = (np.abs(parts[0]) if shift else np.abs(silu(parts[0]))) * (sizes[1] + shift)
+    shift = 1.0 if activation == "swiglu_oai" else 0.0
+    turned = {"silu": silu, "swiglu_oai": lambda gate: gate, "geglu": gelu}[activation](parts[0])
+    of_gate = 1.13 * sizes[0] * (np.abs(parts[1]) + shift)
+    of_up = np.abs(turned) * (sizes[1] + shift)
     return activated(parts[0], parts[1], activation), of_gate + of_up
 
 
@@ -191,7 +197,7 @@ _KEEPING = _Uses(
 
 
 def _gate_up(setting: Setting, uses: _Uses) -> Iterator[Trial]:
-    """Compare gate and up; of one type also with up of another type, and as gpt-oss has it."""
+    """Compare gate and up; of one type also with up of another type, and other activations."""
     # Gate and up in one dispatch have half the rows each: two at least, so that they can be mixed.
     kind, tuning = setting.axis, replace(setting.tuning, rows=max(4, setting.tuning.rows))
     cases = [GateUpCase(tuning, (kind, kind), use, 5, 512) for use in uses.all_types]
@@ -204,6 +210,9 @@ def _gate_up(setting: Setting, uses: _Uses) -> Iterator[Trial]:
         yield trial(replace(cases[0], types=(kind, other)), what=f"with up {other}")
         oai = replace(cases[0], use=uses.one_type[0], activation="swiglu_oai")
         yield trial(oai, replace(oai, types=(kind, other)), what="as gpt-oss has it")
+        geglu = replace(oai, activation="geglu")
+        large = replace(geglu, size=1e15)
+        yield trial(geglu, replace(geglu, types=(kind, other)), large, what="as Gemma has it")
 
 
 def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:

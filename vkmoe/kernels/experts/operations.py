@@ -56,7 +56,8 @@ EXPERT_DOWN_KEEP = _keeping("expert_down", *_DOWN)
 # Addresses of gate, up, down, and of their biases; bytes of gate, up and down that are read ahead.
 DESCRIPTOR_BYTES = 72
 BOTH, GATE_ONLY, UP_ONLY = 0, 1, 2
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai")  # as the shader numbers them
+# As the shader numbers them.
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai", "geglu")
 NO_WORD = 0xFFFFFFFF
 MOST_KEPT_WORDS = 8  # of 16 bytes: with more, AMD's cards have room for 4 to 6 waves in place of 8
 
@@ -207,8 +208,9 @@ def expert_gate_up(
 
     Without `norm` x is taken as it is.
 
-    Of each row of the batch. f(g, u) is silu(g) * u, or with "swiglu_oai" that of gpt-oss; biases,
-    if any, are added before. One dispatch, or two when gate and up have different types.
+    Of each row of the batch. f(g, u) is silu(g) * u, with "swiglu_oai" that of gpt-oss, with
+    "geglu" gelu(g) * u; biases, if any, are added before. One dispatch, or two when gate and up
+    have different types.
     """
     spec, n_used = EXPERT_GATE_UP_KEEP if experts.landing else EXPERT_GATE_UP, experts.n_used
     for matrix, which in gate_up_passes(experts.shape):

@@ -17,15 +17,25 @@ def silu(value: NDArray[np.float64]) -> NDArray[np.float64]:
         return value / (1.0 + np.exp(-value))
 
 
+def gelu(value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute v / 2 * (1 + tanh(sqrt(2 / pi) (v + 0.044715 v^3))) (Hendrycks & Gimpel 2016)."""
+    inner = np.sqrt(2.0 / np.pi) * (value + 0.044715 * value**3)
+    result: NDArray[np.float64] = 0.5 * value * (1.0 + np.tanh(inner))
+    return result
+
+
 def activated(
     gate: NDArray[np.float64], up: NDArray[np.float64], activation: str = "silu"
 ) -> NDArray[np.float64]:
-    """Compute silu(gate) * up, or for "swiglu_oai" the clamped SwiGLU of gpt-oss.
+    """Compute silu(gate) * up, gelu(gate) * up for "geglu", or the clamped SwiGLU of gpt-oss.
 
-    The latter is g * sigmoid(1.702 * g) * (u + 1) of g = min(gate, 7) and u = up within [-7, 7].
+    That last one, "swiglu_oai", is g * sigmoid(1.702 * g) * (u + 1) of g = min(gate, 7) and
+    u = up within [-7, 7].
     """
     if activation == "silu":
         return silu(gate) * up
+    if activation == "geglu":
+        return gelu(gate) * up
     low, limited = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
     return silu(1.702 * low) / 1.702 * (limited + 1.0)
 

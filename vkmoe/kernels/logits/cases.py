@@ -1,6 +1,6 @@
-"""Compares pick_rows, both kernels of candidates, and finish with their twins.
+"""Compares pick_rows, soft_cap, both kernels of candidates, and finish with their twins.
 
-Ids, logits and logs must be equal; sums are within rounding.
+Ids, logits and logs must be equal; sums and capped logits are within rounding.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from vkmoe.kernels.logits.operations import (
     list_words,
     n_lists,
     pick_rows,
+    soft_cap,
 )
 from vkmoe.kernels.rows import ALL, N_DRAWN, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
@@ -40,6 +41,38 @@ from vkmoe.kernels.tuning import Tuning
 NO_ID, NO_LOGIT = 0xFFFFFFFF, -np.inf  # behind the last entry of a list
 
 Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SoftCapCase(RowCase):
+    """Checks caps of logits of all sizes, some infinite, some NaN; `cap` is a float32."""
+
+    tuning: Tuning
+    n_vocab: int
+    cap: float = 30.0
+
+    def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
+        logits = batch.tensor("logits", self.n_vocab + 3)
+        soft_cap(op, logits, self.n_vocab, self.cap)
+        rows = np.array([self._draw(row) for row in ALL])
+
+        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            found, wanted = words[0][:-3].view(np.float32), twins.soft_cap(rows[row], self.cap)
+            checks.equal("NaN", np.isnan(found), np.isnan(wanted))
+            checks.close_where_finite("logits", found, wanted, np.abs(wanted) + 1e-30)
+            checks.untouched("the words behind", words[0][-3:])
+
+        return Rowed({logits: rows}, (logits,), compare)
+
+    def _draw(self, seed: int) -> Logits:
+        """Draw float32 [n_vocab]: half about as large as the cap, half from 1e-9 to 1e9 of it."""
+        rng = np.random.default_rng([9, seed])
+        n, powers = self.n_vocab, rng.uniform(-9, 9, self.n_vocab)
+        sizes = np.where(rng.random(n) < 0.5, 1.0, 10**powers)
+        drawn = (self.cap * sizes * rng.normal(0, 1, n)).astype(np.float32)
+        for at, odd in enumerate((np.inf, -np.inf, np.nan, 0.0, 3e38, -3e38)):
+            drawn[7 * at + seed :: 997] = odd
+        return drawn
 
 
 @dataclass(frozen=True)
@@ -170,6 +203,11 @@ class PickCase(KernelCase):
 # ----- what is compared -----
 
 
+def _soft_cap(setting: Setting) -> Iterator[Trial]:
+    case = SoftCapCase(setting.tuning, 3001)
+    yield trial(case, SoftCapCase(setting.tuning, 77_777, 2.5), RowsCase(case))
+
+
 def _candidates(setting: Setting) -> Iterator[Trial]:
     rows = RowsCase(CandidatesCase(setting.tuning, 1801))
     yield trial(CandidatesCase(setting.tuning, 5003), rows)
@@ -185,6 +223,13 @@ def _finish(setting: Setting) -> Iterator[Trial]:
 
 
 # ----- what is measured -----
+
+
+def _soft_cap_works(setup: Setup) -> Iterator[Work]:
+    n_vocab, cap = setup.shapes.n_vocab, setup.shapes.logit_cap
+    if cap:
+        check = SoftCapCase(setup.tuning, n_vocab, cap).run
+        yield Work(f"soft cap of {n_vocab}", 8 * n_vocab, check)
 
 
 def _candidates_works(setup: Setup) -> Iterator[Work]:
@@ -206,6 +251,7 @@ def _finish_works(setup: Setup) -> Iterator[Work]:
 
 
 FAMILIES = {
+    "soft_cap": Family(_soft_cap, _soft_cap_works),
     "candidates_partial": Family(_candidates, _candidates_works),
     "candidates_merge": Family(_candidates, _candidates_works),
     "pick_rows": Family(_pick_rows, _pick_rows_works),

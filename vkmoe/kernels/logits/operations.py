@@ -1,7 +1,8 @@
 """Appends what the host reads of a token: the 64 largest logits and the log-sum-exp of all, so that
 it need not read the vocabulary, and last of all the proof in the log that everything ran.
 
-Shaders: candidates_partial.comp, candidates_merge.comp, finish.comp.
+Before that, logits may be capped. Shaders: soft_cap.comp, candidates_partial.comp,
+candidates_merge.comp, finish.comp.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from vkmoe.kernels.tuning import Tuning
 PICK_ROWS = kernel(
     "pick_rows", "r:x r:params w:y", "u32:row_vec4s u32:x_pitch u32:y_pitch", "workgroup_size"
 )
+SOFT_CAP = kernel("soft_cap", "rw:logits", "u32:n_vocab u32:logits_pitch f32:cap", "workgroup_size")
+MOST_CAPPING = 256  # workgroups of a row
 CANDIDATES_PARTIAL = kernel(
     "candidates_partial",
     "r:logits w:lists",
@@ -75,6 +78,24 @@ def pick_rows(op: OpContext, x: TensorRef, y: TensorRef, width: int, params: Ten
             {**vars(op.tuning), **pitches, "row_vec4s": width // 4},
             {"x": x, "params": params, "y": y.rows(op.n_rows, 0, width)},
             (-(-(width // 4) // op.tuning.workgroup_size), 1, op.n_rows),
+            op.label,
+        )
+    )
+
+
+def soft_cap(op: OpContext, logits: TensorRef, n_vocab: int, cap: float) -> None:
+    """Append logits = cap * tanh(logits / cap), f32 [n_vocab] of each row of the batch, in place.
+
+    Within (-cap, cap) nearly what they were (Gemma 2, arXiv:2408.00118, section 2).
+    """
+    assert 1 <= n_vocab <= MAX_VOCAB and cap > 0.0, (n_vocab, cap)
+    n_groups = min(MOST_CAPPING, -(-n_vocab // op.tuning.workgroup_size))
+    op.append(
+        SOFT_CAP.dispatch(
+            "soft_cap",
+            {**vars(op.tuning), "n_vocab": n_vocab, "logits_pitch": logits.row_words, "cap": cap},
+            {"logits": logits.rows(op.n_rows, 0, n_vocab)},
+            (n_groups, 1, op.n_rows),
             op.label,
         )
     )

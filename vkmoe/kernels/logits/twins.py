@@ -1,6 +1,6 @@
 """This module has the NumPy twins of what reads logits, and of what ends a submit, in float64.
 
-These are candidates_partial.comp, candidates_merge.comp and finish.comp.
+These are soft_cap.comp, candidates_partial.comp, candidates_merge.comp and finish.comp.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from vkmoe.batch import TopLogits
 from vkmoe.kernels.router.twins import finite
 
 N_CANDIDATES = 64
+
+
+def soft_cap(logits: NDArray[np.float32], cap: float) -> NDArray[np.float64]:
+    """Compute cap * tanh(logits / cap) of logits [n_vocab]."""
+    capped: NDArray[np.float64] = cap * np.tanh(logits.astype(np.float64) / cap)
+    return capped
 
 
 def candidates(logits: NDArray[np.float32]) -> TopLogits:

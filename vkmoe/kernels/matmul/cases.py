@@ -353,7 +353,7 @@ def _matmul_residual(setting: Setting) -> Iterator[Trial]:
 
 
 def _expert_gate_up_tiles(setting: Setting) -> Iterator[Trial]:
-    """Compare routed experts and a fixed one; of one type also as gpt-oss has it."""
+    """Compare routed experts and a fixed one; of one type also with other activations."""
     kind, tuning = setting
     case = ExpertMatmulCase(tuning, (kind, kind), 21, 512, _BATCH, 6, 3)
     yield trial(case, replace(case, n_experts=1, n_used=0))
@@ -361,6 +361,8 @@ def _expert_gate_up_tiles(setting: Setting) -> Iterator[Trial]:
         other = WEIGHT_TYPES[(WEIGHT_TYPES.index(kind) + 1) % len(WEIGHT_TYPES)]
         oai = replace(case, biased=True, activation="swiglu_oai")
         yield trial(oai, replace(oai, types=(kind, other)), what="as gpt-oss has it")
+        geglu = replace(oai, activation="geglu")
+        yield trial(geglu, replace(geglu, types=(kind, other)), what="as Gemma has it")
 
 
 def _expert_down_tiles(setting: Setting) -> Iterator[Trial]:

@@ -135,6 +135,7 @@ class EmbedCase(RowCase):
     n_vocab: int
     n_columns: int
     tokens: tuple[int, ...]
+    scale: float = 1.0
 
     @property
     def n_compared(self) -> int:
@@ -144,12 +145,12 @@ class EmbedCase(RowCase):
         rng = np.random.default_rng(0)
         placed = place_matrix(runner, self.type, self.n_vocab, self.n_columns, rng)
         left = LeftState(runner, batch, self.n_columns, 32 * self.tuning.workgroup_size, rng)
-        embed(op, placed.matrix, batch.params_ref, left.refs)
+        embed(op, placed.matrix, batch.params_ref, left.refs, self.scale)
         values = np.resize(placed.values, (self.n_vocab, self.n_columns))
         tokens = [*islice(cycle(self.tokens), N_DRAWN)]
 
         def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
-            wanted = twins.embed(values, tokens[row], left.gain)
+            wanted = twins.embed(values, tokens[row], left.gain, self.scale)
             # A weight is a difference of two terms; the row's largest stands for their size.
             magnitude = np.full(self.n_columns, np.abs(wanted.hidden).max())
             left.compare(checks, words, wanted, magnitude)
@@ -178,7 +179,8 @@ def _matvec_residual(setting: Setting) -> Iterator[Trial]:
 
 def _embed(setting: Setting) -> Iterator[Trial]:
     case = EmbedCase(setting.tuning, setting.axis, 5, 768, (0, 3, 4, 5, 0xFFFFFFFF))
-    yield trial(case, RowsCase(case, PAIR))
+    scaled = replace(case, tokens=(2,), scale=53.0659966)  # as Gemma 4 26B has it: 2816^(1/2)
+    yield trial(case, scaled, RowsCase(case, PAIR))
 
 
 # ----- what is measured -----

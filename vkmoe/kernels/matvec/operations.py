@@ -36,7 +36,7 @@ EMBED = kernel(
     "embed",
     "r:params w:hidden w:gained w:partials",
     "address:embeddings address:gain u32:n_vocab u32:row_bytes u32:n_blocks "
-    "u32:hidden_pitch u32:partials_pitch",
+    "u32:hidden_pitch u32:partials_pitch f32:scale",
     "workgroup_size",
 )
 EMBED_WEIGHTS = 32  # what one lane of it unpacks
@@ -258,8 +258,14 @@ def matvec_residual(
     return output.n_partials(n_groups)
 
 
-def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutput) -> int:
-    """Append hidden = embeddings[token]; gained = hidden * gain, of each row of `params`.
+def embed(
+    op: OpContext,
+    embeddings: Matrix,
+    params: TensorRef,
+    output: NormOutput,
+    scale: float = 1.0,
+) -> int:
+    """Append hidden = scale * embeddings[token]; gained = hidden * gain, of each row of `params`.
 
     Returns the number of partials left in a row.
     """
@@ -273,6 +279,7 @@ def embed(op: OpContext, embeddings: Matrix, params: TensorRef, output: NormOutp
                 **output.numbers,
                 "embeddings": embeddings.address,
                 "n_vocab": embeddings.n_rows,
+                "scale": scale,
             },
             {"params": params, **output.tensors(op.n_rows)},
             (n_groups, 1, op.n_rows),

@@ -48,9 +48,10 @@ def matvec_residual(
     return _leave(hidden.astype(np.float64) + matvec(weights, x, bias=bias), gain)
 
 
-def embed(embeddings: Floats, token: int, gain: Floats) -> HiddenState:
-    """Look up the embedding row of a token (clamped to the vocabulary)."""
-    return _leave(embeddings[min(token, len(embeddings) - 1)].astype(np.float64), gain)
+def embed(embeddings: Floats, token: int, gain: Floats, scale: float = 1.0) -> HiddenState:
+    """Look up the embedding row of a token (clamped to the vocabulary), times a scale."""
+    row = embeddings[min(token, len(embeddings) - 1)].astype(np.float64)
+    return _leave(float(np.float32(scale)) * row, gain)
 
 
 def _leave(hidden: NDArray[np.float64], gain: Floats) -> HiddenState:

@@ -38,7 +38,8 @@ WEIGHT_LIMIT = 2e-5  # of a weight: the exponential of a float32 driver
 
 @dataclass(frozen=True)
 class RouterCase(RowCase):
-    """Checks one router of a three-layer model; `bias` [n_experts] is for choosing.
+    """Checks one router of a three-layer model; `bias` [n_experts] is for choosing,
+    `output_scales` [n_experts] are for the weights.
 
     About half of the experts are at home. `n_landing` places, if any, are gathered to or not; the
     first place of a few is null. Without `logits`, random ones are taken, and some with ties.
@@ -49,6 +50,7 @@ class RouterCase(RowCase):
     n_landing: int = 0
     gather: bool = False
     bias: Logits | None = None
+    output_scales: Logits | None = None
     logits: tuple[Logits, ...] = ()
 
     @property
@@ -74,6 +76,7 @@ class RouterCase(RowCase):
             memory_range(address, entries.nbytes),
             Landing(N_LAYERS, self.n_landing, self.gather),
             selection_bias=0 if self.bias is None else runner.place(self.bias),
+            output_scales=0 if self.output_scales is None else runner.place(self.output_scales),
         )
         random = [self.random_logits(row) for row in ALL]
         drawn = self.logits or [one.round() if row % 2 else one for row, one in enumerate(random)]
@@ -102,14 +105,14 @@ class RouterCase(RowCase):
             shape.scale,
             self.bias,
             (shape.n_groups, shape.n_groups_used),
+            self.output_scales,
         )
         ids, weights, addresses, partners, shared = np.split(
             routing, np.array([1, 2, 4, 6]) * shape.n_used
         )
         checks.equal("ids", ids.astype(np.int64), wanted.ids)
-        checks.close(
-            "weights", weights.view(np.float32), wanted.weights, wanted.weights + 1e-4, WEIGHT_LIMIT
-        )
+        sizes = np.abs(wanted.weights) + 1e-4
+        checks.close("weights", weights.view(np.float32), wanted.weights, sizes, WEIGHT_LIMIT)
         found = twins.look_up(table[wanted.ids], places, self.gather)
         checks.equal("addresses", addresses.view(np.uint64), found.addresses)
         checks.equal("partners", partners.view(np.uint64), found.partners)
@@ -131,6 +134,13 @@ def random_bias(n_experts: int, seed: int = 0) -> Logits:
     return (rng.integers(-2, 3, n_experts) / 4).astype(np.float32)
 
 
+def random_scales(n_experts: int) -> Logits:
+    """Draw float32 [n_experts] of both signs, none twice, of which one is 0."""
+    scales = np.random.default_rng([7, n_experts]).uniform(-2, 2, n_experts).astype(np.float32)
+    scales[n_experts // 2] = 0.0
+    return scales
+
+
 # ----- what is compared -----
 
 
@@ -145,6 +155,11 @@ BIASED_ROUTERS = (
     RouterShape(33, 5),
 )
 
+SCALED_ROUTERS = (  # the first as Gemma 4 has it
+    RouterShape(128, 8),
+    RouterShape(60, 4, renormalise=False, scale=2.5, shared_gate=True),
+)
+
 
 def _router_topk(setting: Setting) -> Iterator[Trial]:
     yield trial(
@@ -155,6 +170,10 @@ def _router_topk(setting: Setting) -> Iterator[Trial]:
         *(
             RouterCase(setting.tuning, shape, bias=random_bias(shape.n_experts))
             for shape in BIASED_ROUTERS
+        ),
+        *(
+            RouterCase(setting.tuning, shape, output_scales=random_scales(shape.n_experts))
+            for shape in SCALED_ROUTERS
         ),
         RowsCase(RouterCase(setting.tuning, ROUTERS[1][0])),
     )

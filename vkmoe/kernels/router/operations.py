@@ -19,7 +19,7 @@ from vkmoe.kernels.context import OpContext
 ROUTER_TOPK = kernel(
     "router_topk",
     "r:logits r:params w:routing w:log",
-    "address:selection_bias u32:layer u32:n_used u32:flags f32:scale "
+    "address:selection_bias address:output_scales u32:layer u32:n_used u32:flags f32:scale "
     "u32:first_landing u32:n_landing u32:n_groups_used u32:first_id u32:logits_pitch "
     "u32:routing_pitch",
     "workgroup_size n_experts n_groups",
@@ -192,19 +192,23 @@ def router_topk(
     landing: Landing,
     *,
     selection_bias: int = 0,
+    output_scales: int = 0,
 ) -> None:
     """Append routing = n_used experts of largest logit, weights, addresses, partners; log = ids.
 
     Of each row of the batch; only experts of the one that `params` names may land. With the address
     `selection_bias` of f32 [n_experts] they are those of largest score + bias, while weights are
-    made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16). `table` is the memory of the
-    expert tables, uvec2 [n_layers][n_experts] each and the `landing` places behind, of which the
-    one named in `params` is read. `layer` counts MoE layers as the table and the log do.
+    made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16). With the address `output_scales`
+    of f32 [n_experts], of what experts give, each weight is multiplied by its expert's at last.
+    `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each and the `landing`
+    places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
+    table and the log do.
     """
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
     assert op.n_rows <= tensors.log.n_tokens
     assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
-    biases = (memory_range(selection_bias, 4 * shape.n_experts),) if selection_bias else ()
+    vectors = (address for address in (selection_bias, output_scales) if address)
+    read = (memory_range(address, 4 * shape.n_experts) for address in vectors)
     op.append(
         ROUTER_TOPK.dispatch(
             f"router_topk{op.tuning.reduce_suffix}",
@@ -214,12 +218,13 @@ def router_topk(
                 **tensors.numbers(layer),
                 **landing.numbers(layer, shape.n_experts),
                 "selection_bias": selection_bias,
+                "output_scales": output_scales,
                 "layer": layer,
                 "flags": shape.flags | GATHER * landing.gather,
             },
             tensors.bound(shape, layer, op.n_rows),
             (1, 1, op.n_rows),
             op.label,
-            reads=(table, *biases),
+            reads=(table, *read),
         )
     )
