@@ -57,7 +57,7 @@ METADATA: list[tuple[str, Any, str]] = [
     ("attention.head_count_kv", 0, "between 1 and"),
     ("attention.head_count_kv", 3, "3 KV heads"),
     ("attention.key_length", 33, "multiple of 8"),
-    ("attention.key_length", 512, "between 1 and 256"),
+    ("attention.key_length", 520, "between 1 and 512"),
     ("attention.value_length", 64, "widths equal"),
     ("attention.layer_norm_rms_epsilon", 0.0, "must be positive"),
     ("attention.layer_norm_rms_epsilon", float("nan"), "nan"),

@@ -276,7 +276,16 @@ CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f32"))
 @pytest.mark.parametrize("kv_types", CACHES, ids=str)
 def test_shared_memory_of_attention(name: str, tuning: Tuning, kv_types: KvTypes) -> None:
     """As the host counts it, and within the limit, for the shapes of real models."""
-    shapes = ((32, 4, 128), (16, 16, 128), (64, 4, 64), (8, 1, 256), (64, 8, 64), (40, 1, 80))
+    shapes = (
+        (32, 4, 128),
+        (16, 16, 128),
+        (64, 4, 64),
+        (8, 1, 256),
+        (64, 8, 64),
+        (40, 1, 80),
+        (8, 2, 512),
+        (16, 2, 512),
+    )
     for n_heads, n_kv_heads, head_dim in shapes:
         shape = AttentionShape(n_heads, n_kv_heads, head_dim, head_dim, 4096, "neox", "per_head",
                                1e-6, 1.0, kv_types)  # fmt: skip
@@ -312,7 +321,7 @@ def test_shared_memory_of_prompt_attention(name: str, kv_types: KvTypes) -> None
     tuning = on_cpu if name.endswith(on_cpu.walk_suffix) else on_gpu
     shapes: list[AttentionShape | LatentShape]
     shapes = [AttentionShape(16, 4, dim, dim, 4096, "neox", "none", 1e-6, 1.0, kv_types)
-               for dim in (8, 64, 96, 128, 136, 256)]  # fmt: skip
+               for dim in (8, 64, 96, 128, 136, 256, 512)]  # fmt: skip
     shapes += [LatentShape(16, rank, 64, 128, 4096, 1e-6, 1.0, kv_types.values)
                for rank in (8, 512, 1024)]  # fmt: skip
     for shape in shapes:

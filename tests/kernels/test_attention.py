@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.attention.caches import cache_row
-from vkmoe.kernels.attention.cases import AttentionCase, deepseek2_shape, qwen3_shape
+from vkmoe.kernels.attention.cases import (
+    AttentionCase,
+    deepseek2_shape,
+    gemma4_shape,
+    qwen3_shape,
+)
 from vkmoe.kernels.attention.shapes import (
+    MAX_HEAD_DIM,
     AttentionShape,
     AttentionSplit,
     LatentShape,
@@ -59,6 +65,10 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "group 16, 256": qwen3_shape(
         n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256, kv_types=both("f32")
     ),
+    "gemma4, 512": gemma4_shape(),
+    "512, f32, without norms": gemma4_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
+    "512, q8_0, full norm": gemma4_shape(norm="full_width", kv_types=both("q8_0")),
+    "group 5, 328": qwen3_shape(n_heads=5, n_kv_heads=1, head_dim=328, rotary_dim=64),
     "64 + 32": deepseek2_shape(),
     "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
     "56 + 24, q8_0": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q8_0"),
@@ -112,6 +122,10 @@ def test_teams_that_are_subgroups(device: Device, runner: Runner, name: str) -> 
         "partial halves, 160",
         "K q8_0, V f16, 80",
         "K f32, V q8_0, 96",
+        "gemma4, 512",
+        "512, f32, without norms",
+        "512, q8_0, full norm",
+        "group 5, 328",
         "64 + 32",
         "96 + 32, one head",
         "40 + 8, five heads",
@@ -271,7 +285,7 @@ def test_the_context_has_no_say_in_the_split(tuning: Tuning, name: str) -> None:
 
 
 def test_choices_fit_in_shared_memory() -> None:
-    for head_dim in (*range(32, 257, 32), 40, 80, 8):
+    for head_dim in (*range(32, MAX_HEAD_DIM + 1, 32), 40, 80, 8):
         for group in (1, 2, 4, 5, 8, 12, 16, 71, 128):
             shape = qwen3_shape(
                 n_heads=4 * group,

@@ -17,7 +17,12 @@ from tests.samples import sampled
 from vkmoe.gpu.program import Dispatch, Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import param_words
-from vkmoe.kernels.attention.cases import deepseek2_shape, gpt_oss_shape, qwen3_shape
+from vkmoe.kernels.attention.cases import (
+    deepseek2_shape,
+    gemma4_shape,
+    gpt_oss_shape,
+    qwen3_shape,
+)
 from vkmoe.kernels.attention.operations import KvCache
 from vkmoe.kernels.attention.shapes import (
     MAX_HEAD_DIM,
@@ -70,8 +75,11 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
         rotary_dim=80,
         kv_types=KvTypes("f16", "q8_0"),
     ),
+    "512": gemma4_shape(),
+    "512, f32, without norms": gemma4_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
+    "512, q8_0, window": gemma4_shape(window=20, kv_types=both("q8_0")),
 }
-OF_ANY_KIND = ["qwen3", "gpt-oss", "deepseek2"]
+OF_ANY_KIND = ["qwen3", "gpt-oss", "deepseek2", "512"]
 OF_Q8 = ["gpt-oss q8_0, f16", "deepseek2 q8_0"]
 
 
@@ -260,7 +268,7 @@ def test_every_width_fits() -> None:
             tuning = Tuning(mapping, 64, 4, False, load_64bit=mapping == "blocks")
             for dim in range(8, MAX_HEAD_DIM + 1, 8):
                 shape = qwen3_shape(head_dim=dim, rotary_dim=dim, kv_types=both(kv_type))
-                assert choose_tiling(shape, tuning).workgroup_heads >= 4
+                assert choose_tiling(shape, tuning).workgroup_heads >= (4 if dim <= 256 else 2)
             for rank in range(8, MAX_RANK + 1, 8):
                 latent = deepseek2_shape(kv_rank=rank, rope_dim=MAX_ROPE_DIM, kv_type=kv_type)
                 assert choose_tiling(latent, tuning).workgroup_heads >= 1

@@ -72,6 +72,12 @@ def gpt_oss_shape(**changes: object) -> AttentionShape:
     return qwen3_shape(**{"norm": "none", "window": 50, "sinks": True, **changes})
 
 
+def gemma4_shape(**changes: object) -> AttentionShape:
+    """Make heads as wide as those of Gemma 4 that see everything: few dims of 512 turn."""
+    wide = {"head_dim": 512, "rotary_dim": 128, "scale": 512**-0.5}
+    return qwen3_shape(**{**wide, **changes})
+
+
 def deepseek2_shape(**changes: object) -> LatentShape:
     """Make a small row with the proportions and rotation of DeepSeek-V2."""
     return replace(DEEPSEEK2, **changes)  # type: ignore[arg-type]
@@ -152,6 +158,12 @@ class AttentionCase:
 POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 # The types of caches that are compared, the usual ones first; measured are those of one type.
 CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))
+# The widest heads: with and without norms and windows, all dims turning or some.
+WIDE_SHAPES = (
+    gemma4_shape(),
+    gemma4_shape(kv_types=both("f32"), norm="none", window=50, rotary_dim=512),
+    gemma4_shape(kv_types=both("q8_0"), window=50),
+)
 
 
 def _attention(setting: Setting) -> Iterator[Trial]:
@@ -162,6 +174,9 @@ def _attention(setting: Setting) -> Iterator[Trial]:
             str(kv_types),
             [_in_splits(setting, full), _in_splits(setting, windowed, POSITIONS_IN_WINDOWS)],
         )
+    for shape in WIDE_SHAPES:
+        compare = _in_splits(setting, shape, POSITIONS_IN_WINDOWS)
+        yield Trial(f"{shape.kv_types}, {shape.head_dim} dims", [compare])
 
 
 def _combine(setting: Setting) -> Iterator[Trial]:

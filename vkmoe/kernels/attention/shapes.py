@@ -16,7 +16,7 @@ from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
 
 UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
 # What the shaders have room for.
-MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 256, 1024, 256
+MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 512, 1024, 256
 MAX_CACHE_BYTES = 1 << 32  # a cache of a layer is smaller
 # As the shaders number them.
 ROPE_STYLES = {"neox": 0, "normal": 1}
@@ -191,6 +191,7 @@ SHARED_BYTES = 16384
 CPU_WORKGROUPS, GPU_WORKGROUPS = 4, 256  # enough to fill the device
 GPU_LATENT_WORKGROUPS = 128  # their partials are four times as wide
 CPU_HEADS, CPU_LATENT_UNITS = 4, 36  # at most in a workgroup, and in one lane
+WIDE_DIM = 256  # of heads that have more, CPU drivers' lanes hold no more units than of latent rows
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ def choose_split(shape: Shape, tuning: Tuning, n_splits: int = 0) -> AttentionSp
     wanted = CPU_WORKGROUPS if on_cpu else wanted
     size = tuning.workgroup_size
     for lanes, subgroup in _teams(shape, tuning, size):
-        shares = _cpu_shares(shape, lanes) if on_cpu else _gpu_shares(shape, lanes, tuning)
+        shares = _cpu_shares(shape, lanes, tuning) if on_cpu else _gpu_shares(shape, lanes, tuning)
         for heads, positions in shares or ([] if subgroup else [(1, 1)]):
             splits = n_splits or min(-(-wanted // (shape.n_heads // heads)), MAX_SPLITS)
             split = AttentionSplit(size, splits, lanes, positions, heads, subgroup)
@@ -268,13 +269,14 @@ def _teams(shape: Shape, tuning: Tuning, size: int) -> Iterator[tuple[int, bool]
     yield max(n for n in _divisors(units) if n <= size), False
 
 
-def _cpu_shares(shape: Shape, lanes: int) -> list[tuple[int, int]]:
+def _cpu_shares(shape: Shape, lanes: int, tuning: Tuning) -> list[tuple[int, int]]:
     """List query heads of a workgroup and positions per step, the best first.
 
-    The code unrolls over both, and CPU drivers take seconds to compile more.
+    Shaders unroll over both, and CPU drivers take seconds to compile more.
     """
     most = CPU_HEADS
-    if isinstance(shape, LatentShape):
+    is_wide = tuning.mapping == "blocks" and shape.row_dim > WIDE_DIM
+    if is_wide or isinstance(shape, LatentShape):
         most = max(1, min(most, CPU_LATENT_UNITS // sum(_lane_units(shape, lanes))))
     heads = [n for n in reversed(_divisors(shape.group)) if n <= most]
     return [(n_heads, n_positions) for n_heads in heads for n_positions in (2, 1)]

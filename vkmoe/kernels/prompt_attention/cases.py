@@ -20,6 +20,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.attention import twins
 from vkmoe.kernels.attention.cases import (
     CACHES,
+    WIDE_SHAPES,
     attention_text,
     deepseek2_shape,
     gpt_oss_shape,
@@ -161,10 +162,13 @@ PROMPT_ROWS = 40
 
 
 def _prompts(setting: Setting) -> Iterator[Trial]:
-    """Compare chunks of two prompts; then with a window and sinks."""
+    """Compare chunks of two prompts; then with a window and sinks; then of wide heads."""
     for kv_types in CACHES:
         shapes = qwen3_shape(kv_types=kv_types), gpt_oss_shape(kv_types=kv_types)
         yield Trial(str(kv_types), [partial(_chunks, setting, shape) for shape in shapes])
+    for shape in WIDE_SHAPES:
+        what = f"{shape.kv_types}, {shape.head_dim} dims"
+        yield Trial(what, [partial(_chunks, setting, shape)])
 
 
 def _latent_prompts(setting: Setting) -> Iterator[Trial]:
