@@ -42,13 +42,16 @@ class NormInput:
 class NormOutput:
     """Holds what a producer of hidden leaves the next norm. `gain` is f32 [width] by address.
 
-    The rows of hidden and gained are of one length.
+    The rows of hidden and gained are of one length. Without `adds` a producer writes hidden = its
+    result, in place of hidden += that, and reads nothing that hidden held; one that always does
+    so, such as `embed`, takes no notice.
     """
 
     hidden: TensorRef
     gained: TensorRef
     partials: TensorRef
     gain: int
+    adds: bool = True
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -57,6 +60,7 @@ class NormOutput:
         assert rows == (1, 1) or self.hidden.row_words == self.gained.row_words, self
         return {
             "gain": self.gain,
+            "adds": int(self.adds),
             "hidden_pitch": self.hidden.row_words,
             "partials_pitch": self.partials.row_words,
         }
