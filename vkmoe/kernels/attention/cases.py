@@ -72,6 +72,11 @@ def gpt_oss_shape(**changes: object) -> AttentionShape:
     return qwen3_shape(**{"norm": "none", "window": 50, "sinks": True, **changes})
 
 
+def gemma4_shape(**changes: object) -> AttentionShape:
+    """Make small heads with the norms of Gemma 4: of q, k and v."""
+    return qwen3_shape(**{"value_norm": True, "window": 50, "scale": 1.0, **changes})
+
+
 def deepseek2_shape(**changes: object) -> LatentShape:
     """Make a small row with the proportions and rotation of DeepSeek-V2."""
     return replace(DEEPSEEK2, **changes)  # type: ignore[arg-type]
@@ -155,12 +160,18 @@ CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))
 
 
 def _attention(setting: Setting) -> Iterator[Trial]:
-    """Compare where everything is seen; then with a window and sinks, nothing written outside."""
+    """Compare where everything is seen; then in windows, nothing written outside, with sinks and
+    with normed values."""
     for kv_types in CACHES:
         full, windowed = qwen3_shape(kv_types=kv_types), gpt_oss_shape(kv_types=kv_types)
+        normed = gemma4_shape(kv_types=kv_types)
         yield Trial(
             str(kv_types),
-            [_in_splits(setting, full), _in_splits(setting, windowed, POSITIONS_IN_WINDOWS)],
+            [
+                _in_splits(setting, full),
+                _in_splits(setting, windowed, POSITIONS_IN_WINDOWS),
+                _in_splits(setting, normed, POSITIONS_IN_WINDOWS),
+            ],
         )
 
 
