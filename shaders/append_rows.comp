@@ -1,11 +1,11 @@
-// Computes  for each row of a prompt: q after norm and RoPE, in its place; k after norm and RoPE, and v, in the caches, at the
-//           row's position in the region of its sequence.
+// Computes  for each row of a prompt: q after norm and RoPE, in its place; k after norm and RoPE, and v, after its norm if
+//           VALUE_NORM, in the caches, at the row's position in the region of its sequence.
 // Inputs    qkv f32, row r from word r*qkv_pitch on: [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same], raw; params; by
 //           address the K and V caches [regions][N_KV_HEADS][context][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos,
 //           sin) [context][ROTARY_DIM/2].
 // Who       a workgroup takes a head of a row, or where the norm is over the full width all of q, of k or of v. A lane takes the
 //           two dims of q that turn together, or the dims in one word of a cache.
-// Assumes   no two rows have the same place in the caches. Rows from n_rows on are left alone.
+// Assumes   no two rows have the same place in the caches; values have no norm where that of keys is over the full width. Rows from n_rows on are left alone.
 // Dispatch  (N_HEADS + 2 N_KV_HEADS, or 3 where the norm is over the full width, rows, 1).
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -23,6 +23,7 @@ layout(constant_id = 5) const uint ROPE_STYLE = 0u; // 0 = halves (neox), 1 = ad
 layout(constant_id = 6) const uint NORM_MODE = 1u;  // 0 = none, 1 = per head, 2 = full width
 layout(constant_id = 7) const uint K_TYPE = 0u; // see kv_types.glsl
 layout(constant_id = 8) const uint V_TYPE = 0u;
+layout(constant_id = 9) const uint VALUE_NORM = 0u; // of v of each kv head, without a gain
 
 layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
 layout(push_constant, std430) uniform Push {
@@ -69,7 +70,7 @@ Span find_span() {
 
 // 1 / rms of the span. Every invocation must call it.
 float span_factor(Span span) {
-    if (NORM_MODE == 0u || span.is_value) return 1.0;
+    if (span.is_value ? VALUE_NORM == 0u : NORM_MODE == 0u) return 1.0;
     const uint width = span.n_heads * HEAD_DIM;
     float squares = 0.0;
     for (uint i = gl_LocalInvocationIndex; i < width; i += gl_WorkGroupSize.x)

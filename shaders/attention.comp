@@ -1,5 +1,5 @@
 // Computes  out_h = sum over t of softmax_t(scale * q_h . k_t) * v_t for each row of a batch and the last `window` positions (0
-//           = all) of its sequence, after norm and RoPE of q and k: per head and split the unnormalised sum, the running
+//           = all) of its sequence, after norm and RoPE of q and k, and the norm of v if VALUE_NORM: per head and split the unnormalised sum, the running
 //           maximum and the running sum of weights; attention_combine joins them.
 // Inputs    qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS]
 //           [context][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output:
@@ -32,6 +32,7 @@ layout(constant_id = 9) const uint STEP_POSITIONS = 4u;
 layout(constant_id = 10) const uint WORKGROUP_HEADS = 8u;
 layout(constant_id = 11) const uint K_TYPE = 0u; // see kv_types.glsl
 layout(constant_id = 12) const uint V_TYPE = 0u;
+layout(constant_id = 13) const uint VALUE_NORM = 0u; // of v of each kv head, without a gain
 
 layout(set = 0, binding = 0, std430) readonly buffer Qkv { float qkv[]; };
 layout(set = 0, binding = 2, std430) writeonly buffer Partials { float partials[]; };

@@ -1,6 +1,6 @@
 // Computes  hidden[row] += sum over ranks of weight[row][rank] * expert_out[pair], pair = row * N_USED + rank, and if SHARED
 //           then hidden[row] += weight * shared_out[row], the weight being a word of the routing, or 1. With `picks`
-//           that is done for the rows that want logits alone.
+//           that is done for the rows that want logits alone; if not ADDS, hidden becomes the sum.
 // Inputs    expert_out f32 [n_rows * N_USED][4 * row_vec4s]; shared_out f32 [n_rows][4 * row_vec4s], read if SHARED; routing, of
 //           which the first words of each row_words are the row's N_USED ids, then their weights; params; hidden f32
 //           [n_rows][4 * row_vec4s]; done, by the id of an expert.
@@ -18,6 +18,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint N_USED = 8u;
 layout(constant_id = 2) const uint SHARED = 0u;
 layout(constant_id = 3) const uint PARTIAL = 0u;
+layout(constant_id = 4) const uint ADDS = 1u; // to what hidden holds; else that is not read
 
 layout(set = 0, binding = 0, std430) readonly buffer ExpertOut { vec4 expert_out4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer SharedOut { vec4 shared_out4[]; };
@@ -46,7 +47,8 @@ void main() {
         const vec4 added = fma(vec4(weight), expert_out4[(row * N_USED + rank) * row_vec4s + i], sum);
         sum = PARTIAL != 0u && !is_done ? sum : added;
     }
-    precise vec4 updated = hidden4[at] + sum;
+    precise vec4 updated = sum;
+    if (ADDS != 0u) updated = hidden4[at] + sum;
     if (SHARED != 0u) {
         const uint word = weight_word == NO_WORD ? 0u : weight_word;
         const float weight = weight_word == NO_WORD ? 1.0 : uintBitsToFloat(routing[first_word + word]);

@@ -1,6 +1,6 @@
 // Computes  hidden[row] += sum over slots of weight[slot] * (dot(down[slot][row], act[slot]) + bias[slot][row]), for each row
-//           of a batch; gained[row] = hidden[row] * gain[row]; one partial sum of hidden^2 a workgroup (for the next fused
-//           RMSNorm).
+//           of a batch (= if not ADDS); gained[row] = hidden[row] * gain[row]; one partial sum of hidden^2 a workgroup (for the
+//           next fused RMSNorm).
 //           KEEP: what is read of a slot that has a partner is also stored there, and 1 + the expert's id is logged for each
 //           such slot, 0 for the others.
 // Inputs    act f32 [n_slots][32 * BLOCK_CHUNKS * n_blocks], routing (ids, weights, addresses, partners), expert spans by
@@ -10,7 +10,7 @@
 //           columns (include/dot.glsl).
 // Assumes   rows are 16-byte aligned; workgroup size is a multiple of 8, at least ROWS. Slots are summed in their
 //           order in `routing`, their dot products first and then, if BIASED, their biases. If SPARSE, those without an address
-//           are the last, and left out.
+//           are the last, and left out; a row without any becomes 0 then if not ADDS.
 // Dispatch  (ceil(n_rows / ROWS), 1, rows of the batch)
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -22,6 +22,7 @@ layout(constant_id = 1) const uint ROWS = 1u;
 layout(constant_id = 2) const uint BIASED = 0u;  // spans have biases
 layout(constant_id = 3) const uint LOADED_WORDS = 16u;
 layout(constant_id = 4) const uint SPARSE = 0u;  // not all slots have an address
+layout(constant_id = 5) const uint ADDS = 1u;    // to what hidden holds; else that is not read
 
 layout(set = 0, binding = 0, std430) readonly buffer Act { Words4Bound act4[]; };
 layout(set = 0, binding = 1, std430) readonly buffer Routing { uint routing[]; };
@@ -110,12 +111,19 @@ float biases(uint row) {
 float store_row(uint row, uint at, float value, float old_hidden, float row_gain) {
     precise float added = value;
     if (BIASED != 0u) added += biases(row);
-    precise float updated = old_hidden + added;
+    precise float updated = ADDS != 0u ? old_hidden + added : added;
     precise float product = updated * row_gain;
     precise float square = updated * updated;
     hidden[at] = updated;
     gained[at] = product;
     return square;
+}
+
+// The sum of no slots.
+void clear_rows(uint lane) {
+    const uint row = first_row + lane, at = gl_WorkGroupID.z * hidden_pitch + row;
+    if (lane < ROWS && row < n_rows) hidden[at] = gained[at] = 0.0;
+    if (lane == 0u) partials_out[gl_WorkGroupID.z * partials_pitch + gl_WorkGroupID.x] = 0.0;
 }
 
 #ifdef KEEP
@@ -131,18 +139,23 @@ void main() {
     first_row = group * ROWS;
     first_act = gl_WorkGroupID.z * act_pitch;
     first_routing = gl_WorkGroupID.z * routing_pitch;
-    if (is_null(span) && is_null(routed_address(0u, n_slots))) return; // the row is inert
+    if (is_null(span) && is_null(routed_address(0u, n_slots))) { // the row is inert, or all its experts are elsewhere
+        if (SPARSE != 0u && ADDS == 0u) clear_rows(lane);
+        return;
+    }
     // The row that this lane stores, if it is one: loaded before the weights, not behind them, but KEEP and SPARSE have no
     // registers to spare.
 #define ROW_STORED \
     const uint row = first_row + lane, loaded_row = min(row, n_rows - 1u); \
     const bool stores = lane < ROWS && row < n_rows; \
     const uint at = gl_WorkGroupID.z * hidden_pitch + loaded_row;
-#define LOAD_LEFT old_hidden = hidden[at], row_gain = load_float(address_add(gain, loaded_row * 4u));
+#define LOAD_LEFT \
+    if (ADDS != 0u) old_hidden = hidden[at]; \
+    row_gain = load_float(address_add(gain, loaded_row * 4u));
     float old_hidden, row_gain;
 #ifndef KEEP
     ROW_STORED
-    if (SPARSE == 0u) LOAD_LEFT
+    if (SPARSE == 0u) { LOAD_LEFT }
 #endif
     float dots[N_PRODUCTS], sums[N_SUMS];
     prepare_dots();
@@ -155,7 +168,7 @@ void main() {
     ROW_STORED
     LOAD_LEFT
 #else
-    if (SPARSE != 0u) LOAD_LEFT
+    if (SPARSE != 0u) { LOAD_LEFT }
 #endif
     [[unroll]] for (uint r = 0u; r < N_DOTS; ++r) sums[r] = dots[r];
     reduce_sums(sums);

@@ -1,5 +1,5 @@
-// Computes  hidden += given, for each row of a batch; if there is a gain then gained = hidden * gain and one partial sum of hidden^2
-//           a workgroup (for the next fused RMSNorm).
+// Computes  hidden += given (= if not ADDS), for each row of a batch; if there is a gain then gained = hidden * gain and one
+//           partial sum of hidden^2 a workgroup (for the next fused RMSNorm).
 // Inputs    given, hidden f32 [4 * row_vec4s]; gain f32 [4 * row_vec4s] by address, or null; params. Inert rows stay what they
 //           are. Rows lie a pitch behind one another.
 // Who       workgroup -> VEC4S_PER_LANE * size vec4s of one row of the batch (z); a lane takes each size-th of them.
@@ -13,6 +13,7 @@
 #include "params.glsl"
 
 layout(local_size_x_id = 0) in;
+layout(constant_id = 1) const uint ADDS = 1u; // to what hidden holds; else that is not read
 
 layout(set = 0, binding = 1, std430) readonly buffer Given { vec4 given4[]; };
 layout(set = 0, binding = 2, std430) buffer Hidden { vec4 hidden4[]; };
@@ -34,7 +35,8 @@ const uint VEC4S_PER_LANE = 8u;
 // Returns the sum of squares.
 float join(uint i) {
     const uint at = ROW * (hidden_pitch / 4u) + i;
-    precise vec4 updated = hidden4[at] + given4[ROW * given_pitch + i];
+    precise vec4 updated = given4[ROW * given_pitch + i];
+    if (ADDS != 0u) updated = hidden4[at] + updated;
     hidden4[at] = updated;
     if (is_null(gain)) return 0.0;
     precise vec4 product = updated * load_vec4(address_add(gain, i * 16u));

@@ -1,5 +1,5 @@
 // Computes  y[column][row] = dot(W[row], x[column]) + bias[row] for the rows of a batch, which are this kernel's columns;
-//           RESIDUAL: adds that to y instead. Up to three stacked matrices of one type share the dispatch, or a stack of one
+//           RESIDUAL: adds that to y instead, if ADDS. Up to three stacked matrices of one type share the dispatch, or a stack of one
 //           for each head multiplies each head's part of x.
 // Inputs    x f32, column c of head h from x_offset + c * x_stride + h * x_head_stride on, all in vec4; W [heads][n_rows] by
 //           address; params (how many columns there are). y f32: word y_offset + c * y_stride + h * n_rows + row.
@@ -15,6 +15,9 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint LANE_DOTS = 4u;
 layout(constant_id = 2) const uint LANE_COLUMNS = 8u;
+#ifdef RESIDUAL
+layout(constant_id = 3) const uint ADDS = 1u; // to what y holds; else that is not read
+#endif
 const uint N_PARTS = 1u;
 
 #ifdef RESIDUAL
@@ -59,7 +62,7 @@ void store_products(uint row, uint column, float products[N_PARTS]) {
     if (!is_null(bias)) value += load_float(address_add(bias, row * 4u));
     const uint index = y_offset + (first_column + column) * y_stride + gl_WorkGroupID.z * n_rows + row;
 #ifdef RESIDUAL
-    value += y[index];
+    if (ADDS != 0u) value += y[index];
 #endif
     y[index] = value;
 }

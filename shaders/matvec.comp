@@ -2,7 +2,8 @@
 //           dispatch), s = 1 / sqrt(mean(h^2) + eps) when x is h * gain and n_partials > 0 (fused RMSNorm), else 1; for each
 //           vector x, y and norm of a batch. For a stack of heads y[head] = W[head] x[head], x[head] being x_stride behind
 //           that of the head before.
-//           RESIDUAL: hidden[row] += that, gained[row] = hidden[row] * gain[row], one partial sum of hidden^2 a workgroup.
+//           RESIDUAL: hidden[row] += that (= if not ADDS), gained[row] = hidden[row] * gain[row], one partial sum of hidden^2 a
+//           workgroup.
 // Inputs    x f32 [32 * BLOCK_CHUNKS * n_blocks] a head, W by address, rows of row_bytes, a head's behind those of the head
 //           before; norm_partials f32 [n_partials]; bias f32 by address, as long as y, or null. Vectors of a batch lie a pitch
 //           behind one another.
@@ -23,6 +24,9 @@ layout(constant_id = 1) const uint ROWS = 1u;
 layout(constant_id = 2) const uint WALK_ROWS = 1u;
 layout(constant_id = 3) const uint COLUMNS = 1u;
 layout(constant_id = 4) const uint LOADED_WORDS = 16u;
+#ifdef RESIDUAL
+layout(constant_id = 5) const uint ADDS = 1u; // to what hidden holds; else that is not read
+#endif
 
 layout(set = 0, binding = 0, std430) readonly buffer Input { Words4Bound x4[]; };
 #ifdef RESIDUAL
@@ -150,7 +154,7 @@ float old_hidden[COLUMNS];
 float store_row(uint at, float value, float old) {
     precise float added = value;
     if (!is_null(bias)) added += row_bias;
-    precise float updated = old + added;
+    precise float updated = ADDS != 0u ? old + added : added;
     precise float square = updated * updated;
     hidden[at] = updated;
     gained[at] = updated * row_gain;
@@ -203,7 +207,9 @@ void main() {
     first_x = first_vector * x_pitch;
     row_bias = bias_at(loaded_row);
     row_gain = load_float(address_add(gain, loaded_row * 4u));
-    [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) old_hidden[c] = hidden[(first_vector + c) * hidden_pitch + loaded_row];
+    [[unroll]] for (uint c = 0u; c < COLUMNS; ++c) {
+        if (ADDS != 0u) old_hidden[c] = hidden[(first_vector + c) * hidden_pitch + loaded_row];
+    }
 #define FINISH(c) \
     if (COLUMNS > c) { \
         if (c > 0u) sums_are_read(); \

@@ -28,7 +28,7 @@ from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
 from vkmoe.kernels.attention.cases import CACHES
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.matvec.operations import Matrix
-from vkmoe.kernels.norms.operations import rms_norm
+from vkmoe.kernels.norms.operations import NormedPart, NormOutput, norm_residual, rms_norm
 from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes
@@ -165,10 +165,15 @@ def _beside_cpu(weights: ModelWeights) -> ModelWeights:
 
 
 def _other_kernels(tuning: Tuning) -> Program:
-    """Append what these programs lack: a norm of compressed queries, and a link's measure."""
+    """Append what these programs lack: norms of compressed queries and behind blocks, and a link's
+    measure."""
     program, width = Program("others"), 1536
     x, y, op = TensorRef("x", width), TensorRef("y", width), OpContext(program, tuning)
     rms_norm(op, x, y, width, 1 << 32, 1e-6)
+    gained, partials = (TensorRef(name, width) for name in ("gained", "partials"))
+    for parts in ([NormedPart(x)], [NormedPart(x, 1 << 32)] * 2):
+        output = NormOutput(y, gained, partials, 1 << 32)
+        norm_residual(op, parts, 1 << 32, output, width, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
     return program
 

@@ -144,7 +144,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False  # of the output projection
     gated: bool = False  # by the logistic function of as many numbers, projected beside each query
-    value_norm: bool = False  # of each head, without a gain
+    value_norm: bool = False  # RMSNorm of the values of each KV head, without a gain
     is_recurrent: ClassVar[bool] = False  # what it keeps holds for every earlier position
 
     @property

@@ -32,6 +32,7 @@ float span_squares(uint first, uint width) {
 }
 
 float key_inverse_rms; // of this token's k row, which lies in stage row WORKGROUP_HEADS
+float value_inverse_rms = 1.0; // of its v, if VALUE_NORM
 
 // Stages all query heads of this workgroup and k after gain and rotation, and sums the squares of the raw rows: totals
 // INPUT_ROWS values. The norm's scalar commutes with the rotation and is applied later. A dim of all rows is loaded at once.
@@ -78,17 +79,32 @@ void load_query(uint first_head, uint kv_head, uint position) {
     barrier(); // the totals have been read
 }
 
+// The first word of a kv head's v in this row of the batch.
+uint value_row(uint kv_head) { return Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM; }
+
+// One dim of this token's v, after its norm if it has one.
+float value_dim(uint kv_head, uint d) {
+    const float raw = qkv[first_qkv + value_row(kv_head) + d];
+    return VALUE_NORM != 0u ? raw * value_inverse_rms : raw;
+}
+
 // One dim of this token's k or v, as it goes into the cache. Of q8_0, v is staged in place of the first query, as it is read
 // twice.
 float own_dim(uint cache, uint kv_head, uint d) {
     const float key = stage[WORKGROUP_HEADS * HEAD_DIM + d] * key_inverse_rms;
     if (cache == KEYS) return key;
-    return V_TYPE == Q8_0 ? stage[d] : qkv[first_qkv + Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM + d];
+    return V_TYPE == Q8_0 ? stage[d] : value_dim(kv_head, d);
 }
 
-// Stages this token's v where it is of q8_0. Every invocation must call it, once the queries are loaded.
+// Norms this token's v, and stages it where it is of q8_0. Every invocation must call it, once the queries are loaded.
 void stage_value(uint kv_head) {
+    if (VALUE_NORM != 0u) {
+        lane_part[part_index(0u)] = is_active ? span_squares(value_row(kv_head), HEAD_DIM) : 0.0;
+        sum_parts(1u);
+        value_inverse_rms = inverse_rms(workgroup_total(0u), HEAD_DIM);
+        barrier(); // the total has been read
+    }
     if (V_TYPE != Q8_0) return;
-    for (uint d = lane; d < HEAD_DIM; d += WORKGROUP_LANES) stage[d] = qkv[first_qkv + Q_WIDTH + KV_WIDTH + kv_head * HEAD_DIM + d];
+    for (uint d = lane; d < HEAD_DIM; d += WORKGROUP_LANES) stage[d] = value_dim(kv_head, d);
     barrier();
 }

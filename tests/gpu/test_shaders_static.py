@@ -188,6 +188,8 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert loads == {ENTRY_LOAD}
     elif family(name) == "rms_norm":
         assert loads == {WORD_LOAD}
+    elif family(name) == "norm_residual":
+        assert loads == {Access(LOAD, "v4u32", 16), WORD_LOAD}  # of gains, of the scale
     elif family(name) in ATTENTION_FAMILIES:
         assert loads == {Access(LOAD, "v4u32", 16), ENTRY_LOAD, WORD_LOAD}  # of RoPE, quants
     elif family(name) in RECURRENT_FAMILIES | {"attention_combine", "gate_heads"}:

@@ -19,8 +19,8 @@ from vkmoe.kernels.attention.caches import cache_row
 from vkmoe.kernels.attention.cases import (
     AttentionCase,
     deepseek2_shape,
-    gemma4_shape,
     qwen3_shape,
+    wide_shape,
 )
 from vkmoe.kernels.attention.shapes import (
     MAX_HEAD_DIM,
@@ -65,9 +65,9 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "group 16, 256": qwen3_shape(
         n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256, kv_types=both("f32")
     ),
-    "gemma4, 512": gemma4_shape(),
-    "512, f32, without norms": gemma4_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
-    "512, q8_0, full norm": gemma4_shape(norm="full_width", kv_types=both("q8_0")),
+    "gemma4, 512": wide_shape(),
+    "512, f32, without norms": wide_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
+    "512, q8_0, full norm": wide_shape(norm="full_width", kv_types=both("q8_0")),
     "group 5, 328": qwen3_shape(n_heads=5, n_kv_heads=1, head_dim=328, rotary_dim=64),
     "64 + 32": deepseek2_shape(),
     "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),

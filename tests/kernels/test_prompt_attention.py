@@ -19,9 +19,9 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import param_words
 from vkmoe.kernels.attention.cases import (
     deepseek2_shape,
-    gemma4_shape,
     gpt_oss_shape,
     qwen3_shape,
+    wide_shape,
 )
 from vkmoe.kernels.attention.operations import KvCache
 from vkmoe.kernels.attention.shapes import (
@@ -75,9 +75,9 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
         rotary_dim=80,
         kv_types=KvTypes("f16", "q8_0"),
     ),
-    "512": gemma4_shape(),
-    "512, f32, without norms": gemma4_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
-    "512, q8_0, window": gemma4_shape(window=20, kv_types=both("q8_0")),
+    "512": wide_shape(),
+    "512, f32, without norms": wide_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
+    "512, q8_0, window": wide_shape(window=20, kv_types=both("q8_0")),
 }
 OF_ANY_KIND = ["qwen3", "gpt-oss", "deepseek2", "512"]
 OF_Q8 = ["gpt-oss q8_0, f16", "deepseek2 q8_0"]

@@ -28,6 +28,7 @@ from vkmoe.facts import (
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import ARCHITECTURES, read_spec
 from vkmoe.models.program_sizes import sure_context
+from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import read_tensors
 from vkmoe.models.trunk_tensors import FileMatrix
 
@@ -444,6 +445,22 @@ def test_frequencies_are_divided_by_factors_of_the_file() -> None:
     rope = rope_of(spec_of(model_path("llama_rope_freqs")))
     assert rope.scaling == "none" and len(rope.factors) == rope.dim // 2
     assert rope.factors[0] == 1.0 and rope.factors[-1] == 8.0
+
+
+def test_a_pair_with_an_enormous_factor_does_not_turn(tmp_path: Path) -> None:
+    """As in Gemma 4's files; sines are exactly 0, wherever a token stands."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        data = np.array([1.0] * 4 + [1e30] * 12, np.float32)
+        tensors["rope_freqs.weight"] = Tensor("F32", data.shape, data.view(np.uint8))
+
+    file = rewrite(model_path("llama_rope_freqs"), tmp_path / "still.gguf", change)
+    rope = rope_of(spec_of(file))
+    assert rope.factors == (1.0,) * 4 + (math.inf,) * 12
+    table = rope_table(rope, 5000)
+    plain = rope_table(replace(rope, factors=()), 5000)
+    np.testing.assert_array_equal(table[:, :4], plain[:, :4])
+    np.testing.assert_array_equal(table[:, 4:], np.broadcast_to([1.0, 0.0], (5000, 12, 2)))
 
 
 def test_longrope_has_two_rows_of_factors() -> None:

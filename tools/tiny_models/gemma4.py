@@ -88,7 +88,9 @@ class Gemma4(TinyModel):
         found: Tensors = dict(weights)
         for layer in range(self.layers) if self.fused and self.experts else ():
             names = [f"blk.{layer}.ffn_{part}_exps.weight" for part in ("gate", "up")]
-            both = [found.pop(name) for name in names]
+            both = [weights[found_name] for found_name in names]
+            for name in names:
+                del found[name]
             found[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
         factors = np.full(self.wide // 2, NEVER, np.float32)
         factors[: int(self.share * self.wide / 2)] = 1.0

@@ -232,17 +232,22 @@ class LeftState:
         width: int,
         group_width: int,
         rng: np.random.Generator,
+        adds: bool = True,
     ) -> None:
-        """Draw what was there; a workgroup makes `group_width` values and one partial sum."""
+        """Draw what was there; a workgroup makes `group_width` values and one partial sum.
+
+        Where the producer does not add, NaN was there, and `before` is 0.
+        """
         self._group_width, n_groups = group_width, -(-width // group_width)
         self._width, row_words = width, -(-width // 4) * 4 + 4  # rows begin at whole vec4s
-        self.before = rng.standard_normal((N_DRAWN, width)).astype(np.float32)
+        self.before = adds * rng.standard_normal((N_DRAWN, width)).astype(np.float32)
         self.gain = rng.uniform(0.5, 1.5, width).astype(np.float32)
         self.refs = NormOutput(
             batch.tensor("hidden", row_words),
             batch.tensor("gained", row_words),
             batch.tensor("partials", n_groups + 1),
             runner.place(self.gain),
+            adds,
         )
 
     @property
@@ -251,7 +256,8 @@ class LeftState:
 
     @property
     def inputs(self) -> Inputs:
-        return {self.refs.hidden: self.before}
+        before = self.before if self.refs.adds else np.full_like(self.before, np.nan)
+        return {self.refs.hidden: before}
 
     def compare(
         self,
@@ -276,3 +282,17 @@ class LeftState:
         squares = np.add.reduceat(wanted.hidden**2, starts)
         bounds = np.add.reduceat(2 * np.abs(wanted.hidden) * magnitude + wanted.hidden**2, starts)
         checks.close_where_finite("partial sums", partials, squares, bounds)
+
+    def compare_hidden(
+        self,
+        checks: Checks,
+        words: Sequence[Words],
+        wanted: HiddenState,
+        magnitude: NDArray[np.floating],
+    ) -> None:
+        """Compare a row with the twin's where nothing is left for a norm."""
+        hidden, *others = words
+        left = hidden[: self._width].view(np.float32)
+        checks.close("hidden", left, wanted.hidden, magnitude)
+        for ref, found in zip(self.outputs[1:], others, strict=True):
+            checks.untouched(ref.name, found)

@@ -183,7 +183,7 @@ class FeedForwardBlock:
         What a block beside experts gives is added to what they give, each behind a norm of its own.
         Returns the number of partials that leaves.
         """
-        op.mark("post norm")
+        op.mark("combine")
         space, width, eps = self.space, self.spec.width, self.spec.norm_eps
         parts = [NormedPart(space.block_output(0).hidden, layer.experts_post_gain)]
         if space.beside_out is not None and layer.beside is not None:
@@ -208,7 +208,7 @@ class FeedForwardBlock:
         self, op: OpContext, layer: FeedForwardWeights, block: BlockWeights, activation: Activation
     ) -> None:
         """Append what the block beside experts gives, which have read `gained` before."""
-        op.mark("beside")
+        op.mark("dense")
         space, width, eps = self.space, self.spec.width, self.spec.norm_eps
         assert space.beside_out is not None and space.shared_act is not None, op.label
         gain, act = layer.beside_gain, space.shared_act
@@ -223,7 +223,7 @@ class FeedForwardBlock:
         self, op: OpContext, layer: FeedForwardWeights, block: BlockWeights, activation: Activation
     ) -> None:
         """Append the same for rows of prompts."""
-        op.mark("beside")
+        op.mark("dense")
         space, width, eps = self.space, self.spec.width, self.spec.norm_eps
         assert space.beside_out is not None and space.shared_act is not None, op.label
         normed, gain = op.named("beside norm"), layer.beside_gain

@@ -23,6 +23,7 @@ from vkmoe.models.tensors import LONGROPE_FACTORS, ROPE_FACTORS, VECTOR_TYPES
 from vkmoe.quants import decode
 
 LEAST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6  # no rule makes others, and no angle overflows
+STILL_FACTOR = 1e20  # from here on, a pair does not turn at all: Gemma 4's files have 1e30
 
 
 def read_rope(
@@ -118,7 +119,10 @@ def _longrope(metadata: Metadata, rope: RopeSpec) -> RopeSpec:
 
 
 def _factors(metadata: Metadata, name: str, dim: int) -> tuple[float, ...]:
-    """Read the factors in a tensor [dim / 2]; () if there is no such tensor."""
+    """Read the factors in a tensor [dim / 2]; () if there is no such tensor.
+
+    That of a pair which does not turn is infinite.
+    """
     file = metadata.file
     tensor = file.tensors.get(name)
     if tensor is None:
@@ -128,9 +132,12 @@ def _factors(metadata: Metadata, name: str, dim: int) -> tuple[float, ...]:
         message = f"{file.path}: {name} has {found}, expected [{dim // 2}] floats"
         raise ModelFileError(message, WRONG_FILE)
     values = decode(tensor.type, file.data(name), dim // 2)
-    if not ((values >= LEAST_FACTOR) & (values <= LARGEST_FACTOR)).all():
+    turns = (values >= LEAST_FACTOR) & (values <= LARGEST_FACTOR)
+    is_still = (values >= STILL_FACTOR) & np.isfinite(values)
+    if not (turns | is_still).all():
         raise ModelFileError(f"{file.path}: {name} has factors that are none", WRONG_FILE)
-    return tuple(float(value) for value in np.asarray(values, np.float64))
+    factors = np.where(is_still, np.inf, values.astype(np.float64))
+    return tuple(float(factor) for factor in factors)
 
 
 SLICE_POSITIONS = 4096  # float64 is held for so many only: a long context has a large table

@@ -132,6 +132,7 @@ Heads::Heads(const Call& call, size_t n_rows)
       style_(call.count("rope_style")),
       norm_(call.count("norm_mode")),
       pitch_(call.count("qkv_pitch")),
+      norms_values_(call.count("value_norm") != 0),
       eps_(call.real("eps")),
       place_(call, n_rows),
       keys_(call, "k_cache", {call, "k_type", n_kv * place_.context, dim}, place_.n_regions),
@@ -174,7 +175,14 @@ void Heads::append(size_t row, size_t kv_head) const {
     std::vector<float> key(dim);
     project(row, n_queries + kv_head, 1.0F, key.data());
     const size_t region = place_.region(row), found = cached_row(kv_head, place_.position(row));
-    const float* const value = queries(row) + (n_queries + n_kv + kv_head) * dim;
+    const float* value = queries(row) + (n_queries + n_kv + kv_head) * dim;
+    std::vector<float> normed;
+    if (norms_values_) {
+        const float factor = inverse_rms(value, dim, eps_);
+        normed.resize(dim);
+        for (size_t i = 0; i < dim; ++i) normed[i] = value[i] * factor;
+        value = normed.data();
+    }
     keys_.type.store(key.data(), keys_.region(region), found);
     values_.type.store(value, values_.region(region), found);
 }

@@ -91,11 +91,12 @@ public:
     /// The same, with that factor known.
     void project_with(float common, size_t row, size_t index, float factor, float* found) const;
 
-    /// Put k, after norm and RoPE, and v into the caches.
+    /// Put k, after norm and RoPE, and v, after its norm if it has one, into the caches.
     void append(size_t row, size_t kv_head) const;
 
 private:
     size_t rotary_, style_, norm_, pitch_;
+    bool norms_values_;
     float eps_;
     Place place_;
     Cache keys_, values_;

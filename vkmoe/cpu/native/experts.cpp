@@ -190,6 +190,7 @@ std::vector<Step> expert_down(const Call& call) {
     const size_t act_pitch = 4 * call.count("act_pitch");
     const size_t hidden_pitch = call.count("hidden_pitch");
     const size_t partials_pitch = call.count("partials_pitch");
+    const bool is_sparse = call.count("sparse") != 0, adds = call.count("adds") != 0;
     require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
     require(slot_words >= n_columns, call, "slots overlap");
     const Experts experts(call, n_vectors);
@@ -230,7 +231,8 @@ std::vector<Step> expert_down(const Call& call) {
     };
     const auto add = [=](size_t item, size_t) {
         const size_t vector = item / n_groups, group = item % n_groups;
-        if (experts.expert(vector, 0) == nullptr) return;
+        const bool is_cleared = is_sparse && !adds;  // a row whose experts are all elsewhere
+        if (experts.expert(vector, 0) == nullptr && !is_cleared) return;
         const size_t first = group * rows, end = std::min(first + rows, n_rows);
         std::vector<float> sums(end - first), biases(end - first);
         for (size_t slot = 0; slot < n_slots; ++slot) {  // always in this order
@@ -251,7 +253,8 @@ std::vector<Step> expert_down(const Call& call) {
         float squares = 0.0F;
         for (size_t row = first; row < end; ++row) {
             const size_t at = vector * hidden_pitch + row;
-            const float updated = hidden[at] + (sums[row - first] + biases[row - first]);
+            const float added = sums[row - first] + biases[row - first];
+            const float updated = adds ? hidden[at] + added : added;
             hidden[at] = updated;
             gained[at] = updated * gain[row];
             squares += updated * updated;

@@ -32,6 +32,7 @@ const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
         {"matmul_residual", matmul_residual},
         {"matvec", matvec},
         {"matvec_residual", matvec_residual},
+        {"norm_residual", norm_residual},
         {"pick_rows", pick_rows},
         {"prompt_attention", prompt_attention},
         {"rms_norm", rms_norm},

@@ -40,6 +40,7 @@ std::vector<Step> matmul(const Call& call);
 std::vector<Step> matmul_residual(const Call& call);
 std::vector<Step> matvec(const Call& call);
 std::vector<Step> matvec_residual(const Call& call);
+std::vector<Step> norm_residual(const Call& call);
 std::vector<Step> pick_rows(const Call& call);
 std::vector<Step> prompt_attention(const Call& call);
 std::vector<Step> rms_norm(const Call& call);

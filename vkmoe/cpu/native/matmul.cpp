@@ -24,7 +24,7 @@ private:
     std::array<uint32_t, kTileVectors> values_;
 };
 
-std::vector<Step> multiplied(const Call& call, bool adds) {
+std::vector<Step> multiplied(const Call& call, bool adds) {  // to y, which is not read else
     const Format& format = call.format();
     const size_t n_columns = columns_of(call, format), n_heads = call.groups[2];
     const Matrices matrices(call, n_heads);
@@ -90,6 +90,8 @@ std::vector<Step> multiplied(const Call& call, bool adds) {
 
 std::vector<Step> matmul(const Call& call) { return multiplied(call, false); }
 
-std::vector<Step> matmul_residual(const Call& call) { return multiplied(call, true); }
+std::vector<Step> matmul_residual(const Call& call) {
+    return multiplied(call, call.count("adds") != 0);
+}
 
 }  // namespace vkmoe

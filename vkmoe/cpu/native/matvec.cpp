@@ -63,6 +63,7 @@ std::vector<Step> matvec_residual(const Call& call) {
     const size_t n_vectors = call.groups[2] * call.count("columns");
     const size_t x_pitch = 4 * call.count("x_pitch"), hidden_pitch = call.count("hidden_pitch");
     const size_t partials_pitch = call.count("partials_pitch");
+    const bool adds = call.count("adds") != 0;
     require(rows > 0 && n_vectors > 0 && n_rows > 0, call, "there is nothing to do");
 
     const size_t n_groups = ceil_divide(n_rows, rows);
@@ -90,7 +91,7 @@ std::vector<Step> matvec_residual(const Call& call) {
                 float added = inputs.dot(weights + row * row_bytes, vector);
                 if (bias != nullptr) added += bias[row];
                 const size_t at = vector * hidden_pitch + row;
-                const float updated = hidden[at] + added;
+                const float updated = adds ? hidden[at] + added : added;
                 hidden[at] = updated;
                 gained[at] = updated * gain[row];
                 squares += updated * updated;

@@ -325,6 +325,7 @@ std::vector<Step> combine_rows(const Call& call) {
     const size_t n_rows = call.groups[1], width = 4 * call.count("row_vec4s");
     const size_t n_used = call.count("n_used"), row_words = call.count("row_words");
     const bool is_shared = call.count("shared") != 0, is_partial = call.count("partial") != 0;
+    const bool adds = call.count("adds") != 0;
     const auto weight_word = static_cast<uint32_t>(call.count("weight_word"));
     require(n_rows > 0 && width > 0 && n_used > 0, call, "there is nothing to do");
     const size_t n_words = weight_word != kNoWord ? std::max<size_t>(2 * n_used, weight_word + 1)
@@ -361,7 +362,7 @@ std::vector<Step> combine_rows(const Call& call) {
         const float weight = weight_word == kNoWord ? 1.0F : weight_at(weight_word);
         float* const updated = hidden + row * width;
         for (size_t at = 0; at < width; ++at) {
-            updated[at] += sums[at];
+            updated[at] = adds ? updated[at] + sums[at] : sums[at];
             if (is_shared) updated[at] += weight * shared_out[row * width + at];
         }
     };

@@ -73,6 +73,11 @@ def gpt_oss_shape(**changes: object) -> AttentionShape:
 
 
 def gemma4_shape(**changes: object) -> AttentionShape:
+    """Make small heads with the norms of Gemma 4: of q, k and v."""
+    return qwen3_shape(**{"value_norm": True, "window": 50, "scale": 1.0, **changes})
+
+
+def wide_shape(**changes: object) -> AttentionShape:
     """Make heads as wide as those of Gemma 4 that see everything: few dims of 512 turn."""
     wide = {"head_dim": 512, "rotary_dim": 128, "scale": 512**-0.5}
     return qwen3_shape(**{**wide, **changes})
@@ -160,19 +165,25 @@ POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))
 # The widest heads: with and without norms and windows, all dims turning or some.
 WIDE_SHAPES = (
-    gemma4_shape(),
-    gemma4_shape(kv_types=both("f32"), norm="none", window=50, rotary_dim=512),
-    gemma4_shape(kv_types=both("q8_0"), window=50),
+    wide_shape(),
+    wide_shape(kv_types=both("f32"), norm="none", window=50, rotary_dim=512),
+    wide_shape(kv_types=both("q8_0"), window=50),
 )
 
 
 def _attention(setting: Setting) -> Iterator[Trial]:
-    """Compare where everything is seen; then with a window and sinks, nothing written outside."""
+    """Compare where everything is seen; then in windows, nothing written outside, with sinks and
+    with normed values."""
     for kv_types in CACHES:
         full, windowed = qwen3_shape(kv_types=kv_types), gpt_oss_shape(kv_types=kv_types)
+        normed = gemma4_shape(kv_types=kv_types)
         yield Trial(
             str(kv_types),
-            [_in_splits(setting, full), _in_splits(setting, windowed, POSITIONS_IN_WINDOWS)],
+            [
+                _in_splits(setting, full),
+                _in_splits(setting, windowed, POSITIONS_IN_WINDOWS),
+                _in_splits(setting, normed, POSITIONS_IN_WINDOWS),
+            ],
         )
     for shape in WIDE_SHAPES:
         compare = _in_splits(setting, shape, POSITIONS_IN_WINDOWS)

@@ -77,6 +77,7 @@ class Layer(ABC):
     """Places caches of which the positions `filled` of all regions are random at first."""
 
     sinks: Singles | None = None
+    rounded_only = ""  # the cache whose rows have no arithmetic before
     tensors: tuple[TensorRef, ...]  # what kernels are given of each row
 
     def __init__(
@@ -145,8 +146,8 @@ class Layer(ABC):
         """
         for i, (name, address, rows) in enumerate(self.caches):
             found = KvRows(rows.kv_type, rows.shape, self._runner.fetch(address, rows.data.nbytes))
-            # Values are only rounded; keys and latent rows are normed and rotated before.
-            values, limit = found.values(), 0.0 if name == "V" else 1.0
+            # Most values are only rounded; keys and latent rows are normed and rotated before.
+            values, limit = found.values(), 0.0 if name == self.rounded_only else 1.0
             for place, of_caches in zip(places, wanted, strict=True):
                 twin = of_caches[i]
                 allowed = rounding_step(twin, rows.kv_type) + 1e-5 * (0.2 + np.abs(twin))
@@ -170,6 +171,7 @@ class GroupedLayer(Layer):
         """Draw everything, or all but the sinks."""
         super().__init__(runner, shape, "KV", filled, given.n_regions)
         self._shape, self.tensors = shape, (given.tensor("qkv", shape.qkv_width),)
+        self.rounded_only = "" if shape.value_norm else "V"
         self._gains = [self._gain(n_heads) for n_heads in (shape.n_heads, shape.n_kv_heads)]
         if shape.sinks:
             drawn = self.rng.normal(0, 2, shape.n_heads) if sinks is None else sinks
@@ -203,6 +205,7 @@ class GroupedLayer(Layer):
             rope_style=shape.rope_style,
             eps=shape.eps,
             kv_types=shape.kv_types,
+            value_norm=shape.value_norm,
         )
         return twins.append_row(inputs, position)
 

@@ -31,7 +31,7 @@ ATTENTION = kernel(
     "u32:context f32:eps f32:scale u32:window u32:mode u32:n_regions "
     "u32:qkv_pitch u32:partials_pitch",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode n_splits "
-    "team_lanes step_positions workgroup_heads k_type v_type",
+    "team_lanes step_positions workgroup_heads k_type v_type value_norm",
 )
 LATENT_ATTENTION = kernel(
     "latent_attention",

@@ -43,6 +43,7 @@ class AttentionShape:
     kv_types: KvTypes
     window: int = 0  # positions seen, the token's own included; 0 = all
     sinks: bool = False  # a learnt logit per head takes part in the softmax's denominator only
+    value_norm: bool = False  # RMSNorm of v of each KV head, without a gain
 
     def __post_init__(self) -> None:
         assert self.head_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.head_dim <= MAX_HEAD_DIM, self
@@ -50,6 +51,8 @@ class AttentionShape:
         assert self.rotary_dim % 2 == 0 and 2 <= self.rotary_dim <= self.head_dim, self
         assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
         assert self.window >= 0, self
+        # No model has both: kernels take all heads of v together there.
+        assert not (self.value_norm and self.norm == "full_width"), self
 
     @property
     def group(self) -> int:
@@ -183,6 +186,7 @@ def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float) -> S
         kv_types=kv_types,
         window=mixer.window,
         sinks=mixer.sinks,
+        value_norm=mixer.value_norm,
     )
 
 
@@ -329,11 +333,13 @@ def _raw_bytes(shape: Shape) -> int:
 
 def shape_numbers(shape: Shape) -> dict[str, object]:
     """Return what kernels need of a shape, as they name it."""
-    norm = {"norm_mode": NORM_MODES[shape.norm]} if isinstance(shape, AttentionShape) else {}
+    norms = {}
+    if isinstance(shape, AttentionShape):
+        norms = {"norm_mode": NORM_MODES[shape.norm], "value_norm": int(shape.value_norm)}
     return {
         **vars(shape),
         **type_numbers(shape),
-        **norm,
+        **norms,
         "rope_style": ROPE_STYLES[shape.rope_style],
         "window": shape.window,
         "row_dim": shape.row_dim,

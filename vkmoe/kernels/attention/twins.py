@@ -39,6 +39,7 @@ class AttentionInputs:
     rope_style: str  # "neox": halves, "normal": adjacent pairs
     eps: float
     kv_types: KvTypes  # of the caches
+    value_norm: bool = False  # of v, without a gain
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,15 @@ def rotate(rows: Wide, rope: Floats, style: str) -> Wide:
 
 
 def append_row(inputs: AttentionInputs, position: int) -> Appended:
-    """Norm and rotate q and k of one row; v is cached as it is."""
+    """Norm and rotate q and k of one row; v is cached as it is, or normed head by head."""
     key_type, value_type = inputs.kv_types
     queries = _norm_rotate(inputs, inputs.q, inputs.q_gain, position)
     key = cache_row(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), key_type)
-    return Appended(queries, (key, cache_row(inputs.v, value_type)))
+    value: Floats = inputs.v
+    if inputs.value_norm:
+        ones = np.ones(value.shape[1])
+        value = np.array([rms_norm(head, ones, inputs.eps) for head in value])
+    return Appended(queries, (key, cache_row(value, value_type)))
 
 
 def append_latent_row(inputs: LatentInputs, position: int) -> Appended:

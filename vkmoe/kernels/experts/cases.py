@@ -141,13 +141,14 @@ def activated_with_sizes(
 
 @dataclass(frozen=True)
 class DownCase(_ExpertCase):
-    """Checks hidden += weighted sum over the slots of down @ act."""
+    """Checks hidden += weighted sum over the slots of down @ act; = unless it `adds`."""
 
     tuning: Tuning
     type: str
     use: Use
     n_rows: int
     n_columns: int
+    adds: bool = True
     half: ClassVar[int] = 1
 
     def place(self, runner: Runner, op: OpContext, batch: RowBatch) -> tuple[PlacedExperts, Rowed]:
@@ -156,7 +157,8 @@ class DownCase(_ExpertCase):
         experts = PlacedExperts(runner, batch, types, self.use, form, rng)
         n_slots, n_there = experts.n_slots, experts.n_slots - self.use.n_absent
         kernel = kernel_class("expert_down", self.type, self.n_rows, n_slots * self.n_columns)
-        left = LeftState(runner, batch, self.n_rows, self.tuning.launch(kernel).rows, rng)
+        group = self.tuning.launch(kernel).rows
+        left = LeftState(runner, batch, self.n_rows, group, rng, self.adds)
         act = rng.standard_normal((N_DRAWN, n_slots, self.n_columns)).astype(np.float32)
         act[:, n_there:] = np.nan
         act_ref = batch.tensor("act", n_slots * self.n_columns)
@@ -225,9 +227,16 @@ def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:
         yield trial(cases[0], rows, what="rows of a batch")
     if kind == MIXED_TYPE:
         yield trial(*(replace(cases[0], use=use) for use in uses.one_type), what="with biases")
+        alone = [replace(case, adds=False) for case in cases]
         if uses is _PLAIN:
             some = Use(6, 5, biased=True, n_absent=2)
             yield trial(replace(cases[0], use=some), what="without some slots")
+            of_rows = replace(alone[0], use=_OF_ROWS)
+            none = replace(alone[0], use=Use(3, 3, n_absent=3))
+            yield trial(replace(alone[0], use=some), none, what="without slots or adding")
+            yield trial(*alone, RowsCase(of_rows, PAIR), what="without adding")
+        else:
+            yield trial(*alone, what="without adding")
 
 
 # ----- what is measured -----

@@ -38,7 +38,7 @@ _DOWN = (
     "address:span address:gain u32:down_offset u32:down_bias u32:weight_word u32:n_rows "
     "u32:row_bytes u32:n_blocks u32:n_slots u32:slot_vec4s u32:act_pitch u32:routing_pitch "
     "u32:hidden_pitch u32:partials_pitch",
-    "workgroup_size rows biased loaded_words sparse",
+    "workgroup_size rows biased loaded_words sparse adds",
 )
 
 
@@ -245,7 +245,9 @@ def expert_down(op: OpContext, experts: ExpertBlock, act: TensorRef, output: Nor
     """Append hidden += sum of weight * (down @ act + bias) over the used experts.
 
     Of each row of the batch; returns the number of partials of one. The weight of a fixed span is
-    1, or that of `weight_rank`: the one behind the used ones, a shared expert's.
+    1, or that of `weight_rank`: the one behind the used ones, a shared expert's. Where the output
+    does not add, a row without any expert stays what it is, or becomes 0 if the block is sparse:
+    its experts are elsewhere.
     """
     matrix, rank = experts.shape.down, experts.weight_rank
     spec = EXPERT_DOWN_KEEP if experts.landing else EXPERT_DOWN

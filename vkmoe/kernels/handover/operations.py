@@ -28,7 +28,7 @@ JOIN_ROWS = kernel(
     "join_rows",
     "r:params r:given rw:hidden w:gained w:partials",
     "address:gain u32:row_vec4s u32:given_pitch u32:hidden_pitch u32:partials_pitch",
-    "workgroup_size",
+    "workgroup_size adds",
 )
 JOINED_VEC4S = 8  # that a lane joins
 HANDED: BufferName = "handed rows"

@@ -99,8 +99,9 @@ class Batch:
 class MatmulCase(KernelCase):
     """Checks matrices [(type, rows)] of `n_columns` times the rows of a batch.
 
-    With `residual` there is one matrix, and what is in y is added to; with `n_heads` one for each
-    part of x. `gap` words lie between rows of y, and between parts of x.
+    With `residual` there is one matrix, and what is in y is added to, or overwritten unless it
+    `adds`; with `n_heads` one for each part of x. `gap` words lie between rows of y, and between
+    parts of x.
     """
 
     tuning: Tuning
@@ -111,6 +112,7 @@ class MatmulCase(KernelCase):
     biased: bool = False
     gap: int = 0
     n_heads: int = 1
+    adds: bool = True
 
     def prepare(self, runner: Runner) -> Prepared:
         rng, n_heads, batch = np.random.default_rng(0), self.n_heads, self.batch
@@ -123,12 +125,12 @@ class MatmulCase(KernelCase):
         biases = (self.biased * rng.standard_normal(n_rows)).astype(np.float32)
         bias = runner.place(biases) if self.biased else 0
         x = batch.draw(n_heads * self.n_columns, 0).reshape(-1, n_heads, self.n_columns)
-        before = batch.draw(n_rows, 1000)
+        before = batch.draw(n_rows, 1000) if self.adds else np.full((len(x), n_rows), np.nan, "f4")
         (x_words, x_at), (y_words, y_at) = self._padded("x", x), self._padded("y", before[:, None])
         program = Program("matmul")
         op, params = batch.op(program, self.tuning), batch.params
         if self.residual:
-            matmul_residual(op, matrices[0], x_at, y_at, params, bias=bias)
+            matmul_residual(op, matrices[0], x_at, y_at, params, bias=bias, adds=self.adds)
         elif n_heads > 1:
             matmul_heads(op, matrices[0], n_heads, x_at, y_at, params)
         else:
@@ -136,7 +138,7 @@ class MatmulCase(KernelCase):
 
         def compare(checks: Checks, words: Sequence[Words]) -> None:
             wanted, sizes, chance = self._twin(placed, x, biases)
-            if self.residual:
+            if self.residual and self.adds:
                 wanted, sizes = wanted + before, sizes + np.abs(before)
             found = self._in_use(words[0], y_at)[:, 0, :n_rows].view(np.float32)
             checks.close("y", found, wanted, sizes)
@@ -350,6 +352,8 @@ def _matmul(setting: Setting) -> Iterator[Trial]:
 def _matmul_residual(setting: Setting) -> Iterator[Trial]:
     case = MatmulCase(setting.tuning, ((setting.axis, 37),), 512, _BATCH, residual=True)
     yield trial(replace(case, biased=True))
+    if setting.axis == MIXED_TYPE:
+        yield trial(replace(case, biased=True, adds=False), what="without adding")
 
 
 def _expert_gate_up_tiles(setting: Setting) -> Iterator[Trial]:

@@ -33,7 +33,7 @@ _MATMUL_PUSH = (
 _TILE = "workgroup_size lane_dots lane_columns"
 _OF_EXPERT = "u32:n_rows u32:row_bytes u32:n_blocks u32:x_stride u32:round_index u32:pairs_of_x"
 MATMUL = kernel("matmul", "r:x w:y r:params", _MATMUL_PUSH, _TILE)
-MATMUL_RESIDUAL = kernel("matmul_residual", "r:x rw:y r:params", _MATMUL_PUSH, _TILE)
+MATMUL_RESIDUAL = kernel("matmul_residual", "r:x rw:y r:params", _MATMUL_PUSH, f"{_TILE} adds")
 GATE_UP = kernel(
     "expert_matmul_gate_up",
     "r:x r:tiles r:sorted r:params rw:y",
@@ -121,9 +121,14 @@ def matmul_residual(
     params: TensorRef,
     *,
     bias: int = 0,
+    adds: bool = True,
 ) -> None:
-    """Append hidden[row] += matrix @ x[row] + bias, for all rows."""
-    _append_matmul(op, MATMUL_RESIDUAL, [matrix], x, hidden, params, {"start": 0, "bias": bias})
+    """Append hidden[row] += matrix @ x[row] + bias, for all rows.
+
+    Unless `adds`, hidden[row] = that, and nothing that it held is read.
+    """
+    more = {"start": 0, "bias": bias, "adds": int(adds)}
+    _append_matmul(op, MATMUL_RESIDUAL, [matrix], x, hidden, params, more)
 
 
 def matmul_heads(
@@ -146,7 +151,8 @@ def _append_matmul(
     params: TensorRef,
     more: dict[str, int],
 ) -> None:
-    """Append one dispatch; `more` are the first of its rows in y, the biases, the heads."""
+    """Append one dispatch; `more` are the first of its rows in y, the biases, the heads, and
+    whether it adds."""
     n_heads, start, bias = more.get("n_heads", 1), more.get("start", 0), more.get("bias", 0)
     kind, n_columns = group[0].type, group[0].n_columns
     numbers = group_numbers(group)
@@ -163,6 +169,7 @@ def _append_matmul(
                 **ends,
                 **x.x_numbers,
                 "bias": bias + 4 * start if bias else 0,
+                "adds": more.get("adds", 0),
                 "y_offset": start,
                 "y_stride": y.stride,
             },

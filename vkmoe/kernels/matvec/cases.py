@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial, weights_work
+from vkmoe.kernels.family import (
+    MIXED_TYPE,
+    Family,
+    Setting,
+    Setup,
+    Trial,
+    Work,
+    trial,
+    weights_work,
+)
 from vkmoe.kernels.inputs import LeftState, NormedInput, Placed, multiplied, place_matrix
 from vkmoe.kernels.launches import kernel_class
 from vkmoe.kernels.matvec import twins
@@ -96,20 +105,22 @@ def _products(tuning: Tuning, placed: Placed, x: Floats, scale: float = 1.0) -> 
 
 @dataclass(frozen=True)
 class ResidualCase(RowCase):
-    """Checks hidden += one matrix times x, plus biases if it is `biased`."""
+    """Checks hidden += one matrix times x, plus biases if it is `biased`; = unless it `adds`."""
 
     tuning: Tuning
     type: str
     n_rows: int
     n_columns: int
     biased: bool = False
+    adds: bool = True
 
     def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
         rng = np.random.default_rng(0)
         placed = place_matrix(runner, self.type, self.n_rows, self.n_columns, rng)
         source = NormedInput(batch, self.n_columns, 0, rng)
         kernel = kernel_class("matvec_residual", self.type, self.n_rows, self.n_columns)
-        left = LeftState(runner, batch, self.n_rows, self.tuning.launch(kernel).rows, rng)
+        group = self.tuning.launch(kernel).rows
+        left = LeftState(runner, batch, self.n_rows, group, rng, self.adds)
         biases = _biases(self.n_rows, self.biased)
         bias = runner.place(biases) if self.biased else 0
         matvec_residual(op, placed.matrix, source.x_ref, left.refs, bias=bias)
@@ -175,6 +186,9 @@ def _matvec_residual(setting: Setting) -> Iterator[Trial]:
     kind, tuning = setting
     case = ResidualCase(tuning, kind, 13, 512, biased=True)
     yield trial(case, RowsCase(case, PAIR))
+    if kind == MIXED_TYPE:
+        alone = replace(case, adds=False)
+        yield trial(alone, RowsCase(alone, PAIR), what="without adding")
 
 
 def _embed(setting: Setting) -> Iterator[Trial]:

@@ -30,7 +30,7 @@ MATVEC_RESIDUAL = kernel(
     "r:x rw:hidden w:gained w:partials",
     "address:weights address:gain address:bias u32:n_rows u32:row_bytes u32:n_blocks "
     "u32:x_pitch u32:hidden_pitch u32:partials_pitch",
-    "workgroup_size rows walk_rows columns loaded_words",
+    "workgroup_size rows walk_rows columns loaded_words adds",
 )
 EMBED = kernel(
     "embed",

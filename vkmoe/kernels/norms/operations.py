@@ -1,15 +1,17 @@
-"""This module has RMSNorm: what is exchanged where kernels fuse it, and the kernel where none does.
+"""This module has RMSNorm: what is exchanged where kernels fuse it, and kernels where none does.
 
 Fused, a producer leaves hidden, hidden * gain and partial sums of hidden^2; a consumer multiplies
-its dot products by 1 / sqrt(mean + eps) (include/rms.glsl). The kernel is for what no producer
-leaves partial sums of. Shader: rms_norm.comp.
+its dot products by 1 / sqrt(mean + eps) (include/rms.glsl). One kernel is for what no producer
+leaves partial sums of, another for norms behind blocks, whose results it adds to hidden. Shaders:
+rms_norm.comp, norm_residual.comp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
 from vkmoe.gpu.program import Bound, TensorRef, memory_range
@@ -50,13 +52,16 @@ NOT_NORMED: Mapping[str, float] = MappingProxyType(
 class NormOutput:
     """Holds what a producer of hidden leaves the next norm. `gain` is f32 [width] by address.
 
-    The rows of hidden and gained are of one length.
+    The rows of hidden and gained are of one length. Without `adds` a producer writes hidden = its
+    result, in place of hidden += that, and reads nothing that hidden held; one that always does
+    so, such as `embed`, takes no notice.
     """
 
     hidden: TensorRef
     gained: TensorRef
     partials: TensorRef
     gain: int
+    adds: bool = True
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -65,6 +70,7 @@ class NormOutput:
         assert rows == (1, 1) or self.hidden.row_words == self.gained.row_words, self
         return {
             "gain": self.gain,
+            "adds": int(self.adds),
             "hidden_pitch": self.hidden.row_words,
             "partials_pitch": self.partials.row_words,
         }
@@ -85,6 +91,15 @@ RMS_NORM = kernel(
     "address:gain u32:x_offset u32:width u32:x_pitch u32:y_pitch f32:eps",
     "workgroup_size",
 )
+
+NORM_RESIDUAL = kernel(
+    "norm_residual",
+    "r:a r:b rw:hidden w:gained w:partials",
+    "address:a_gain address:b_gain address:norm_gain address:scale address:gain "
+    "u32:row_vec4s u32:a_pitch u32:b_pitch u32:hidden_pitch u32:partials_pitch f32:eps",
+    "workgroup_size n_parts",
+)
+ROW_LANES = 128  # of a GPU, for one row: every device takes as many
 
 
 def rms_norm(
@@ -113,3 +128,62 @@ def rms_norm(
             reads=(memory_range(gain, 4 * width),),
         )
     )
+
+
+class NormedPart(NamedTuple):
+    """Holds what a part of a block gave, f32 [width] a row, and what the norm of its own has."""
+
+    tensor: TensorRef
+    gain: int = 0  # address of f32 [width]; 0: it has no norm
+
+    @property
+    def pitch(self) -> int:
+        """Count the vec4s from row to row."""
+        assert self.tensor.n_rows == 1 or self.tensor.row_words % 4 == 0, self
+        return self.tensor.row_words // 4
+
+
+def norm_residual(
+    op: OpContext,
+    parts: Sequence[NormedPart],
+    gain: int,
+    output: NormOutput,
+    width: int,
+    eps: float,
+    scale: int = 0,
+) -> int:
+    """Append hidden = scale * (hidden + rms(y) * gain), y being the sum of one part or two.
+
+    Of each row of the batch. rms(v) = v / sqrt(mean(v^2) + eps); a part that has a gain is normed
+    before, too. `gain` is the address of f32 [width], `scale` that of one f32, or 0: 1. No part may
+    be hidden or gained. Returns the number of partials of a row; 0 where the output's gain is null:
+    then nothing is left for a fused norm.
+    """
+    assert 1 <= len(parts) <= 2 and width % 4 == 0 and output.adds, (parts, width)
+    first, second = parts[0], parts[-1]
+    on_gpu, n_rows = op.tuning.mapping == "lanes", op.n_rows
+    gains = (gain, output.gain, *(part.gain for part in parts))
+    reads = [memory_range(one, 4 * width) for one in gains if one]
+    reads += [memory_range(scale, 4)] if scale else []
+    op.append(
+        NORM_RESIDUAL.dispatch(
+            f"norm_residual{op.tuning.reduce_suffix}",
+            {
+                **output.numbers,
+                "workgroup_size": ROW_LANES if on_gpu else op.tuning.workgroup_size,
+                **{"n_parts": len(parts), "row_vec4s": width // 4, "eps": eps},
+                **{"a_gain": first.gain, "b_gain": second.gain},
+                **{"norm_gain": gain, "scale": scale},
+                **{"a_pitch": first.pitch, "b_pitch": second.pitch},
+            },
+            {
+                "a": first.tensor.rows(n_rows, 0, width),
+                "b": second.tensor.rows(n_rows, 0, width),  # the first again, unread, if it is one
+                **output.tensors(n_rows),
+            },
+            (1, 1, n_rows),
+            op.label,
+            reads=tuple(reads),
+        )
+    )
+    return output.n_partials(1) if output.gain else 0

@@ -23,6 +23,7 @@ from vkmoe.kernels.attention.cases import (
     WIDE_SHAPES,
     attention_text,
     deepseek2_shape,
+    gemma4_shape,
     gpt_oss_shape,
     has_usual_caches,
     qwen3_shape,
@@ -162,9 +163,10 @@ PROMPT_ROWS = 40
 
 
 def _prompts(setting: Setting) -> Iterator[Trial]:
-    """Compare chunks of two prompts; then with a window and sinks; then of wide heads."""
+    """Compare chunks of two prompts; then in windows, with sinks, normed values, and wide heads."""
     for kv_types in CACHES:
-        shapes = qwen3_shape(kv_types=kv_types), gpt_oss_shape(kv_types=kv_types)
+        makers = qwen3_shape, gpt_oss_shape, gemma4_shape
+        shapes = [make(kv_types=kv_types) for make in makers]
         yield Trial(str(kv_types), [partial(_chunks, setting, shape) for shape in shapes])
     for shape in WIDE_SHAPES:
         what = f"{shape.kv_types}, {shape.head_dim} dims"

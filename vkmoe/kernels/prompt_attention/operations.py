@@ -37,7 +37,8 @@ APPEND_ROWS = kernel(
     "rw:qkv r:params",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
     "u32:context u32:n_regions u32:qkv_pitch f32:eps",
-    "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode k_type v_type",
+    "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode k_type v_type "
+    "value_norm",
 )
 APPEND_LATENT_ROWS = kernel(
     "append_latent_rows",
@@ -120,7 +121,8 @@ def append_rows(
 ) -> None:
     """Append: q of each row is normed and rotated in its place, k and v go into the caches.
 
-    qkv: rows of which the first qkv_width words are q, k and v, raw; v and k stay what they are.
+    qkv: rows of which the first qkv_width words are q, k and v, raw; v and k stay what they are
+    there.
     """
     given = {"qkv": qkv.rows(op.n_rows, 0, shape.qkv_width)}
     n_spans = 3 if shape.norm == "full_width" else shape.n_heads + 2 * shape.n_kv_heads

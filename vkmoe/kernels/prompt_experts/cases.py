@@ -265,7 +265,7 @@ class CombineCase(KernelCase):
 
     `shared` None: there is none; else whether its weight is routed. Experts that no row in use
     chose are not done; `partial`: nor is every third id, which gave NaN. `picks`: rows that want
-    logits alone, and what those chose is done.
+    logits alone, and what those chose is done. Unless it `adds`, hidden was NaN.
     """
 
     tuning: Tuning
@@ -274,6 +274,7 @@ class CombineCase(KernelCase):
     shared: bool | None = None
     partial: bool = False
     picks: bool = False
+    adds: bool = True
 
     def prepare(self, runner: Runner) -> Prepared:
         routed, width, n_rows = self.rows.routed, self.width, self.rows.n_rows
@@ -281,6 +282,7 @@ class CombineCase(KernelCase):
         hidden, expert_out, shared = (
             rng.standard_normal((n, width), np.float32) for n in (n_rows, routed.n_pairs, n_rows)
         )
+        hidden[:] = hidden if self.adds else np.nan
         hidden_ref = TensorRef("hidden", hidden.size + 4)
         out_ref = TensorRef("expert_out", expert_out.size)
         shared_ref = TensorRef("shared_out", shared.size)
@@ -288,7 +290,7 @@ class CombineCase(KernelCase):
         rows = None if self.shared is None else SharedRows(shared_ref, self.shared)
         op = OpContext(program, self.tuning, "combine", n_rows=n_rows)
         tiles = PairTiles(routed, columns=1)
-        combine_rows(op, tiles, out_ref, hidden_ref, rows, self.partial, self.picks)
+        combine_rows(op, tiles, out_ref, hidden_ref, rows, self.partial, self.picks, self.adds)
         done = np.zeros(tiles.done.n_words, np.uint32)
         done[self.rows.chosen[self.rows.taken(self.picks)]] = 1
         if self.partial:
@@ -322,12 +324,14 @@ class CombineCase(KernelCase):
         if not self.shared:
             gate = np.full(len(rows), 0.0 if self.shared is None else 1.0, np.float32)
         expert_out = np.where(self._elsewhere[..., None], np.float32(0.0), expert_out)
-        given = [hidden[rows], expert_out[rows], weights, shared[rows], gate]
+        before = hidden[rows] if self.adds else np.zeros_like(hidden[rows])
+        given = [before, expert_out[rows], weights, shared[rows], gate]
         wanted = twins.combine_rows(*given)
         magnitude = twins.combine_rows(*map(np.abs, given))
         checks.close("rows", found[rows], wanted, magnitude)
         others = np.setdiff1d(np.arange(len(hidden)), rows)
-        checks.equal("rows that take no part", found[others], hidden[others])
+        unchanged = found[others].view(np.uint32), hidden[others].view(np.uint32)
+        checks.equal("rows that take no part", *unchanged)
         checks.untouched("words behind the last row", words[0][-4:])
 
 
@@ -354,6 +358,8 @@ def _combine_rows(setting: Setting) -> Iterator[Trial]:
     cases = [CombineCase(tuning, few, 300, use) for use in (None, False, True)]
     cases.append(CombineCase(tuning, few, 300, True, partial=True))
     cases += [CombineCase(tuning, few, 300, True, partial, picks=True) for partial in (False, True)]
+    cases += [CombineCase(tuning, few, 300, use, adds=False) for use in (None, True)]
+    cases.append(CombineCase(tuning, few, 300, True, partial=True, picks=True, adds=False))
     yield trial(*cases)
 
 

@@ -34,7 +34,7 @@ COMBINE_ROWS = kernel(
     "combine_rows",
     "r:expert_out r:shared_out r:routing r:params rw:hidden r:done",
     "u32:row_vec4s u32:row_words u32:weight_word u32:picks",
-    "workgroup_size n_used shared partial",
+    "workgroup_size n_used shared partial adds",
 )
 
 N_HALVES = 2  # of the places: experts come to one while those in the other are multiplied
@@ -267,13 +267,14 @@ def combine_rows(
     shared: SharedRows | None = None,
     partial: bool = False,
     picks: bool = False,
+    adds: bool = True,
 ) -> None:
     """Append hidden[row] += sum of weight * expert_out[pair] by rising rank, then the shared one's.
 
     expert_out is f32 [n_rows * n_used][width], hidden f32 [n_rows][width]; rows that are not in use
     stay what they are, and one of whose experts some is not done becomes NaN; `partial`: such an
     expert is left out, for another device computes it. A shared expert's weight is 1 if it is not
-    gated. `picks`: for the rows that want logits alone.
+    gated. `picks`: for the rows that want logits alone. Unless `adds`, = in place of +=.
     """
     routed = tiles.routed
     row_vec4s = expert_out.n_words // routed.n_pairs // 4
@@ -284,7 +285,7 @@ def combine_rows(
             {
                 **routed.numbers,
                 "workgroup_size": _COMBINE_LANES,
-                **{"shared": int(shared is not None), "partial": int(partial)},
+                **{"shared": int(shared is not None), "partial": int(partial), "adds": int(adds)},
                 **{"picks": int(picks), "row_vec4s": row_vec4s},
                 "weight_word": shared.weight_word(routed.shape) if shared else NO_WORD,
             },
