@@ -33,6 +33,7 @@ KINDS = {
     "qwen35moe": "qwen35moe",
     "qwen35": "qwen35",
     "qwen3next": "qwen3next",
+    "gemma4": "gemma4",
     "glm4moe": "glm4moe",
     "ernie45moe": "ernie4_5-moe",
     "dots1": "dots1",

@@ -47,6 +47,10 @@ class Gemma4(TinyModel):
     def hf_config(self) -> str:
         return "Gemma4TextConfig"
 
+    @property
+    def rope_base(self) -> float:
+        return self.wide_base
+
     def block(self, draw: Draw, layer: int) -> Weights:
         block = self.attention_of(draw, layer in self.full) | {
             f"{name}.weight": draw.norm(self.hidden)
@@ -88,7 +92,7 @@ class Gemma4(TinyModel):
         found: Tensors = dict(weights)
         for layer in range(self.layers) if self.fused and self.experts else ():
             names = [f"blk.{layer}.ffn_{part}_exps.weight" for part in ("gate", "up")]
-            both = [weights[found_name] for found_name in names]
+            both = [weights[name] for name in names]
             for name in names:
                 del found[name]
             found[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)

@@ -71,6 +71,11 @@ class TinyModel:
     def rope_parameters(self) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": 10000.0} | self.rope
 
+    @property
+    def rope_base(self) -> float:
+        """The base of rotary angles that a file gives for all layers, or for most."""
+        return float(self.rope_parameters["rope_theta"])
+
     def draw(self, seed: int) -> Weights:
         """Random tensors under their GGUF names."""
         draw, n_vocab = Draw(seed), len(vocabulary())
@@ -159,7 +164,7 @@ class TinyModel:
         self.add_counts(writer)
         self.add_head_widths(writer)
         writer.add_layer_norm_rms_eps(self.eps)
-        writer.add_rope_freq_base(self.rope_parameters["rope_theta"])
+        writer.add_rope_freq_base(self.rope_base)
         writer.add_file_type(gguf.LlamaFileType.ALL_F32)
         if self.experts:
             writer.add_expert_count(self.experts)
