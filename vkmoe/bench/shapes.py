@@ -136,13 +136,7 @@ def shapes_of(model: ModelFile, layout: Layout = "planes") -> KernelShapes:
         raise UsageError(f"{spec.name} has no experts", "give a mixture-of-experts model")
     types = _types(model.tensors, loaded_type if layout == "planes" else kept_type)
     return KernelShapes(
-        spec.name,
-        spec.width,
-        spec.n_vocab,
-        spec.mixers,
-        spec.experts,
-        spec.logit_cap,
-        types=frozenset(types),
+        spec.name, spec.width, spec.n_vocab, spec.mixers, spec.experts, types=frozenset(types)
     )
 
 

@@ -20,7 +20,6 @@ class KernelShapes:
     n_vocab: int
     mixers: tuple[Mixer, ...]  # all have matrices of the same sizes
     experts: ExpertSpec
-    logit_cap: float = 0.0  # 0: none
     contexts: tuple[int, ...] = (512, 4096)
     types: frozenset[tuple[str, str]] = frozenset()  # role and type of its matrices; empty: any
 
@@ -66,6 +65,5 @@ TINY = KernelShapes(  # a bit of everything
         DeltaNetSpec(2, 4, 64, 4, tiled=True),
     ),
     experts=ExpertSpec(8, 2, 256, shared_width=512),
-    logit_cap=30.0,
     contexts=(64,),
 )

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -115,8 +116,9 @@ void add_all_scaled(float* __restrict sum, const float* __restrict factors,
 VKMOE_FOR_EACH_PROCESSOR
 void soft_cap(float* values, size_t n, float cap) {
     for (size_t i = 0; i < n; ++i) {  // soft_cap.comp says why
-        const float value = values[i], whole = (value < 0.0F ? -value : value) / cap;
-        const float size = whole < 10.0F ? whole : 10.0F, square = size * size;
+        const float value = values[i], whole = std::fabs(value) / cap;
+        const float size = whole > 10.0F ? 10.0F : whole;  // NaN stays what it is
+        const float square = size * size;
         const float fading = exponential(-2.0F * size);
         float series = -5.70498872745e-3F;
         series = series * square + 2.06390887954e-2F;
@@ -124,8 +126,9 @@ void soft_cap(float* values, size_t n, float cap) {
         series = series * square + 1.33314422036e-1F;
         series = series * square - 3.33332819422e-1F;
         series = series * square * size + size;
-        const float found = cap * (size < 0.625F ? series : (1.0F - fading) / (1.0F + fading));
-        values[i] = value != value ? value : value < 0.0F ? -found : found;
+        const float far = (1.0F - fading) / (1.0F + fading);
+        const float is_far = size > 0.625F ? 1.0F : 0.0F;  // GCC makes a branch of a choice
+        values[i] = std::copysign(cap, value) * (is_far * far + (1.0F - is_far) * series);
     }
 }
 

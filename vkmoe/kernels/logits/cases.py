@@ -226,10 +226,10 @@ def _finish(setting: Setting) -> Iterator[Trial]:
 
 
 def _soft_cap_works(setup: Setup) -> Iterator[Work]:
-    n_vocab, cap = setup.shapes.n_vocab, setup.shapes.logit_cap
-    if cap:
-        check = SoftCapCase(setup.tuning, n_vocab, cap).run
-        yield Work(f"soft cap of {n_vocab}", 8 * n_vocab, check)
+    n_vocab = setup.shapes.n_vocab
+    case = SoftCapCase(setup.tuning, n_vocab)
+
+    yield Work(f"soft cap of {n_vocab}", 8 * n_vocab, case.run)
 
 
 def _candidates_works(setup: Setup) -> Iterator[Work]:
