@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.attention.caches import cache_row
-from vkmoe.kernels.attention.cases import AttentionCase, deepseek2_shape, qwen3_shape
+from vkmoe.kernels.attention.cases import (
+    AttentionCase,
+    deepseek2_shape,
+    gemma4_shape,
+    qwen3_shape,
+)
 from vkmoe.kernels.attention.shapes import (
     AttentionShape,
     AttentionSplit,
@@ -59,6 +64,8 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "group 16, 256": qwen3_shape(
         n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256, kv_types=both("f32")
     ),
+    "gemma4, 96": gemma4_shape(head_dim=96, rotary_dim=96, kv_types=both("f32")),
+    "gemma4, q8_0": gemma4_shape(n_heads=4, kv_types=KvTypes("f16", "q8_0"), norm="none"),
     "64 + 32": deepseek2_shape(),
     "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
     "56 + 24, q8_0": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q8_0"),
