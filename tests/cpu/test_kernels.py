@@ -81,7 +81,8 @@ def test_experts_are_found_by_the_addresses_of_their_matrices(
     down = {**shared, **bias_at, "gain": rig.place(gain), "down_offset": 16,
             "weight_word": 0xFFFFFFFF, "n_rows": width, "row_bytes": experts[0][0][2].shape[1],
             "n_blocks": 2, "slot_vec4s": inner // 4, "act_pitch": n_slots * inner // 4,
-            "hidden_pitch": width, "partials_pitch": 16, "rows": 16}  # fmt: skip
+            "hidden_pitch": width, "partials_pitch": 16, "rows": 16, "sparse": 0,
+                "adds": 1}  # fmt: skip
     tensors = {"act": words(act), "routing": words(routing), "hidden": words(hidden),
                "gained": words(gained), "partials": words(partials)}  # fmt: skip
     rig.recording.dispatch("expert_down", "expert_down.q6_k", down, tensors, (16, 1, 3))

@@ -68,7 +68,7 @@ def residual(rig: Rig, rows: Bytes, x: Any, state: dict[str, Any], **more: Any) 
                "n_rows": len(rows), "row_bytes": rows.shape[1], "n_blocks": x.shape[1] // 256,
                "x_pitch": x.shape[1] // 4, "hidden_pitch": state["hidden"].shape[1],
                "partials_pitch": state["partials"].shape[1], "columns": 1, "rows": 16,
-               **more}  # fmt: skip
+               "adds": 1, **more}  # fmt: skip
     tensors = {name: words(state[name]) for name in ("hidden", "gained", "partials")}
     tensors["x"], groups = words(x), (-(-len(rows) // 16), 1, len(x))
     rig.recording.dispatch("matvec_residual", "matvec_residual.q4_k", numbers, tensors, groups)
@@ -81,12 +81,15 @@ def state_of(rng: np.random.Generator, n_vectors: int, width: int) -> dict[str, 
             "gain": rng.standard_normal(width, np.float32)}  # fmt: skip
 
 
-def test_a_residual_leaves_what_the_next_norm_takes(native: Any) -> None:
+@pytest.mark.parametrize("adds", [1, 0])
+def test_a_residual_leaves_what_the_next_norm_takes(native: Any, adds: int) -> None:
     rng, rig = np.random.default_rng(3), Rig(native)
     rows, x = random_rows("Q4_K", 100, WIDTH, rng), rng.standard_normal((3, WIDTH), np.float32)
     state, bias = state_of(rng, 3, 100), rng.standard_normal(100, np.float32)
-    before = state["hidden"].copy()
-    residual(rig, rows, x, state, bias=rig.place(bias))
+    before = adds * state["hidden"]
+    if not adds:
+        state["hidden"][:] = np.nan
+    residual(rig, rows, x, state, bias=rig.place(bias), adds=adds)
     rig.run()
     for vector in range(3):
         hidden = before[vector] + product(rows, x[vector]) + bias

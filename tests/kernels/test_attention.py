@@ -19,6 +19,7 @@ from vkmoe.kernels.attention.caches import cache_row
 from vkmoe.kernels.attention.cases import (
     AttentionCase,
     deepseek2_shape,
+    gemma4_shape,
     qwen3_shape,
     wide_shape,
 )
@@ -69,6 +70,8 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "512, f32, without norms": wide_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
     "512, q8_0, full norm": wide_shape(norm="full_width", kv_types=both("q8_0")),
     "group 5, 328": qwen3_shape(n_heads=5, n_kv_heads=1, head_dim=328, rotary_dim=64),
+    "gemma4, 96": gemma4_shape(head_dim=96, rotary_dim=96, kv_types=both("f32")),
+    "gemma4, q8_0": gemma4_shape(n_heads=4, kv_types=KvTypes("f16", "q8_0"), norm="none"),
     "64 + 32": deepseek2_shape(),
     "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
     "56 + 24, q8_0": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q8_0"),

@@ -19,6 +19,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import param_words
 from vkmoe.kernels.attention.cases import (
     deepseek2_shape,
+    gemma4_shape,
     gpt_oss_shape,
     qwen3_shape,
     wide_shape,
@@ -59,6 +60,8 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "qwen3 q8_0": qwen3_shape(kv_types=both("q8_0")),
     "gpt-oss q8_0, f16": gpt_oss_shape(kv_types=KvTypes("q8_0", "f16")),
     "deepseek2 q8_0": deepseek2_shape(kv_type="q8_0"),
+    "gemma4, 96": gemma4_shape(head_dim=96, rotary_dim=96, kv_types=both("f32")),
+    "gemma4 without norms of q and k": gemma4_shape(norm="none", kv_types=KvTypes("f16", "q8_0")),
     "full norm, 128": qwen3_shape(
         n_heads=4, n_kv_heads=4, norm="full_width", head_dim=128, rotary_dim=128
     ),

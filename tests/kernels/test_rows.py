@@ -20,6 +20,7 @@ from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.attention.cases import (
     deepseek2_shape,
+    gemma4_shape,
     gpt_oss_shape,
     qwen3_shape,
     wide_shape,
@@ -132,6 +133,7 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "window": gpt_oss_shape(context=CONTEXT, kv_types=both("f32"), sinks=False),
     "full width": qwen3_shape(context=CONTEXT, norm="full_width", n_heads=4),
     "512 dims": wide_shape(context=CONTEXT, window=50),
+    "normed values": gemma4_shape(context=CONTEXT),
     "latent": deepseek2_shape(context=CONTEXT),
     "K q8_0, V f16": gpt_oss_shape(context=CONTEXT, kv_types=KvTypes("q8_0", "f16"), sinks=False),
     "latent q8_0": deepseek2_shape(context=CONTEXT, kv_type="q8_0"),

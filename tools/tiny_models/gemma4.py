@@ -63,7 +63,7 @@ class Gemma4(TinyModel):
             stack = (self.experts, self.expert_ff, self.hidden)
             norms = ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")
             block |= {f"{name}.weight": draw.norm(self.hidden) for name in norms} | {
-                "ffn_gate_inp.weight": draw.matrix(self.experts, self.hidden, gain=8.0),
+                "ffn_gate_inp.weight": draw.matrix(self.experts, self.hidden, gain=4.0),
                 "ffn_gate_inp.scale": draw.norm(self.hidden),
                 "ffn_gate_exps.weight": draw.matrix(*stack),
                 "ffn_up_exps.weight": draw.matrix(*stack),

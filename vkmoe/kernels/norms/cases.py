@@ -113,7 +113,9 @@ def _norm_residual(setting: Setting) -> Iterator[Trial]:
             for width in (256, 2816, 32 * 7)
         ]
         silent = replace(cases[0], leaves=False)
-        yield trial(*cases, silent, RowsCase(cases[0]), what=f"{len(normed)} parts")
+        yield trial(
+            *cases, silent, RowsCase(cases[0]), what="one part" if len(normed) == 1 else "two parts"
+        )
     alone = NormResidualCase(setting.tuning, 256, (False, True))
     yield trial(alone, replace(alone, normed=(True,)), what="other norms")
 
