@@ -183,8 +183,11 @@ def _cache_types(pipeline: Pipeline) -> str:
 
 def _kind(name: str) -> str:
     """Say what sets a pipeline apart from the others of its variant."""
-    if {"sparse=1", "partial=1"} & set(name.split()):
+    words = set(name.split())
+    if {"sparse=1", "partial=1"} & words:
         return " of some experts"
+    if name.startswith(("attention ", "attention+")) and "head_dim=512" in words:
+        return " of the widest heads"
     return " of a batch" if _is_of_batch(name) else ""
 
 

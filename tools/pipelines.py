@@ -25,10 +25,19 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
-from vkmoe.kernels.attention.cases import CACHES
+from vkmoe.gpu.token_io import param_words
+from vkmoe.kernels.attention.cases import CACHES, wide_shape
+from vkmoe.kernels.attention.operations import AttentionTensors, KvCache, attention
+from vkmoe.kernels.attention.shapes import choose_split
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.matvec.operations import Matrix
 from vkmoe.kernels.norms.operations import NormedPart, NormOutput, norm_residual, rms_norm
+from vkmoe.kernels.prompt_attention.operations import (
+    PromptTensors,
+    append_rows,
+    choose_tiling,
+    prompt_attention,
+)
 from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes
@@ -165,8 +174,9 @@ def _beside_cpu(weights: ModelWeights) -> ModelWeights:
 
 
 def _other_kernels(tuning: Tuning) -> Program:
-    """Append what these programs lack: norms of compressed queries and behind blocks, and a link's
-    measure."""
+    """Append what these programs lack: norms of compressed queries and behind blocks, a link's
+    measure, and heads of 512 dims.
+    """
     program, width = Program("others"), 1536
     x, y, op = TensorRef("x", width), TensorRef("y", width), OpContext(program, tuning)
     rms_norm(op, x, y, width, 1 << 32, 1e-6)
@@ -175,7 +185,24 @@ def _other_kernels(tuning: Tuning) -> Program:
         output = NormOutput(y, gained, partials, 1 << 32)
         norm_residual(op, parts, 1 << 32, output, width, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
+    for kv_types in CACHES:
+        _wide_heads(op, kv_types)
     return program
+
+
+def _wide_heads(op: OpContext, kv_types: KvTypes) -> None:
+    """Append attention of the heads of Gemma 4 that see everything, of a token and of a prompt."""
+    shape = wide_shape(n_heads=16, context=SURE_CTX_SIZE, kv_types=kv_types)
+    memory, split = _Memory(), choose_split(shape, op.tuning)
+    places = *shape.cache_bytes, shape.rope_bytes, *(4 * width for width in shape.gain_widths)
+    cache = KvCache(*map(memory.take, places))
+    qkv, params = TensorRef("qkv", shape.qkv_width), TensorRef("params", param_words(op.n_rows))
+    out = TensorRef("out", shape.n_heads * shape.head_dim)
+    partials = TensorRef("partials", split.partials_words(shape))
+    attention(op, shape, split, cache, qkv, AttentionTensors(params, partials, out))
+    append_rows(op, shape, cache, qkv, params)
+    tensors = PromptTensors(params, out)
+    prompt_attention(op, shape, choose_tiling(shape, op.tuning), cache, qkv, tensors)
 
 
 # ----- a model without a file -----

@@ -22,6 +22,7 @@ MARGIN = 0.05  # a compiler's own release may cost this; a tenth more is a regre
 RDNA, GCN = ("navi31", "navi21", "gfx1150"), ("vega10", "polaris10")
 CODE_BYTES = 16 << 10  # half of the instruction cache that units of RDNA and GCN share
 OF_BATCH = " of a batch"
+WIDE_HEADS = {"head_dim=256": " of wide heads", "head_dim=512": " of the widest heads"}
 BATCH_CODE_BYTES = 26 << 10  # eight columns, each with its sums and its stores: all of one cache
 
 
@@ -53,6 +54,7 @@ WAVES = {
     "expert_matmul_down": Least(6, 1),
     "attention": Least(4, 4),
     "attention of wide heads": Least(4, 3),
+    "attention of the widest heads": Least(4, 2),  # more have no room in shared memory
     "latent_attention": Least(4, 3),  # 84 of 256 registers for one head: its row is 576 wide
 }
 
@@ -101,8 +103,9 @@ def kernel_of(row: Compiled) -> str:
     """The kernel of a family, whatever its type; those of several columns are others."""
     of_batch = OF_BATCH if row.family.endswith(OF_BATCH) else ""
     kernel = row.family.partition(".")[0]
-    is_wide = kernel == "attention" and "head_dim=256 " in row.name
-    return kernel + of_batch + " of wide heads" * is_wide
+    if kernel == "attention":
+        kernel += next((kind for dims, kind in WIDE_HEADS.items() if f" {dims} " in row.name), "")
+    return kernel + of_batch
 
 
 def beyond(rows: Iterable[Compiled], gpu: str) -> Iterator[str]:
