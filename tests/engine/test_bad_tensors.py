@@ -42,6 +42,10 @@ OWN = {
     "bailingmoe2_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
     "hyv3_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
     "glmdsa_odd": ("attn_q_a.weight", "attn_v_b.weight", "ffn_gate_shexp.weight"),
+    "gemma4_odd": (
+        *("post_attention_norm.weight", "pre_ffw_norm_2.weight", "post_ffw_norm_1.weight"),
+        *("ffn_gate_inp.scale", "ffn_down_exps.scale", "ffn_gate.weight", "ffn_down.weight"),
+    ),
     "mistral4_odd": ("attn_q_b.weight", "ffn_down_shexp.weight"),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]

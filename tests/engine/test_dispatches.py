@@ -21,6 +21,11 @@ COMPRESSED = ["q/kv", "q norm", "q", *LATENT[1:]]  # with compressed queries
 DENSE = ["gate/up", "down"]
 EXPERTS = ["router", "top-k", *DENSE]
 SHARED = ["router", "shared gate/up", "top-k", *DENSE, "shared down"]
+NORMED = [*GROUPED, "post norm"]  # behind each block
+BESIDE = [
+    *("router norm", "router", "top-k", *DENSE, "beside norm", "beside gate/up", "beside down"),
+    "post norm",
+]
 # What layers take whose matrices have one type each. docs/models.md has the numbers.
 LAYERS = {
     "qwen3": [GROUPED + DENSE],
@@ -40,6 +45,7 @@ LAYERS = {
     "hy_v3": [GROUPED + DENSE, GROUPED + SHARED],
     "deepseek32": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "glm-dsa": [COMPRESSED + DENSE, COMPRESSED + SHARED],
+    "gemma4": [NORMED + DENSE + ["post norm"], NORMED + BESIDE],
     "mistral4": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
@@ -60,6 +66,7 @@ def test_a_layer_takes_the_dispatches_of_its_architecture(name: str) -> None:
     kinds = LAYERS[architecture(name)]
     with Engine(model_path(name), EngineConfig()) as engine:
         layers, n_dispatches = printed_layers(engine), len(engine.program().dispatches())
+        n_others = 5 + (engine.spec.logit_cap > 0)
     assert all(layer in kinds for layer in layers), layers
-    # embed, logits, two for the candidates, finish
-    assert n_dispatches == sum(map(len, layers)) + 5
+    # embed, logits, their cap, two for the candidates, finish
+    assert n_dispatches == sum(map(len, layers)) + n_others

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from tools.gpu_drivers import GPUS, command, folder
 from vkmoe.bench.shapes import SIZES, ModelSizes
 from vkmoe.gpu.device import Device, Intent
-from vkmoe.kernels.attention.cases import gemma4_shape
+from vkmoe.kernels.attention.cases import wide_shape
 from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape, choose_split
 from vkmoe.kernels.launches import kernel_class
 from vkmoe.kernels.tuning import choose_tuning
@@ -54,7 +54,7 @@ def choices() -> dict[str, Any]:
     for name, sizes in SIZES.items():
         split = choose_split(_attention(sizes), tuning)
         found[f"attention of {name}"] = list(asdict(split).values())
-    wide = choose_split(gemma4_shape(n_heads=16, context=CONTEXT), tuning)
+    wide = choose_split(wide_shape(n_heads=16, context=CONTEXT), tuning)
     found["attention of heads of 512"] = list(asdict(wide).values())
     return found
 

@@ -64,8 +64,33 @@ def test_every_architecture_is_read_here() -> None:
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
              "qwen3next_odd", "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd",
              "bailingmoe2_odd", "hyv3_odd", "deepseek32_odd", "glmdsa_odd",
-             "mistral4_odd")  # fmt: skip
+             "mistral4_odd", "gemma4_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
+
+
+# ----- norms behind blocks -----
+
+
+def test_gemma4(tmp_path: Path) -> None:
+    spec = spec_of(model_path("gemma4_odd"))
+    narrow, wide = attention_of(spec), attention_of(spec, 3)
+    assert (narrow.window, narrow.head_dim, narrow.n_kv_heads) == (6, 32, 2)
+    assert (wide.window, wide.head_dim, wide.n_kv_heads) == (0, 64, 1)
+    assert narrow.value_norm and wide.value_norm and narrow.scale == wide.scale == 1.0
+    assert (narrow.rope.base, wide.rope.base) == (1e4, 1e6)
+    assert not narrow.rope.factors and np.isinf(wide.rope.factors).sum() == 24
+    assert all(layer.post_norms and layer.scaled for layer in spec.layers)
+    experts = experts_of(spec)
+    assert experts.beside_width == 64 and experts.output_scales and experts.activation == "geglu"
+    assert spec.embedding_scale == spec.width**0.5 and spec.logit_cap == 8.0
+    bare = changed(tmp_path, "gemma4_odd", final_logit_softcapping=None)
+    assert bare.logit_cap == 0.0
+
+
+@pytest.mark.parametrize("key", ["attention.shared_kv_layers", "embedding_length_per_layer_input"])
+def test_small_models_of_gemma4_are_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="is not 0"):
+        changed(tmp_path, "gemma4_odd", **{key.replace(".", "__"): 2})
 
 
 # ----- gated delta rule -----

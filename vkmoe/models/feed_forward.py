@@ -173,7 +173,7 @@ class FeedForwardBlock:
         return self.space.block_output(layer.gain) if layer.post_gain else leaves
 
     def _hidden(self, layer: FeedForwardWeights) -> NormOutput:
-        """Return the state of rows of prompts, of which nobody reads what norms need."""
+        """Return the state of rows of prompts, from which no kernel reads what norms need."""
         space = self.space
         return NormOutput(space.hidden, space.gained, space.norm_partials, layer.gain)
 

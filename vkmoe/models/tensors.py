@@ -241,6 +241,7 @@ def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
         weights, tensors = LatentWeights, dict(_latent(find, mixer, width))
     else:
         weights, tensors = AttentionWeights, dict(_attention(find, mixer, width))
+    block = _block(find, layer.feed_forward, width, "_exps" * has_experts)
     norm = _FEED_FORWARD_NORMS.get(spec.architecture, "ffn_norm")
     others = dict(_feed_forward(find, layer.feed_forward, width, norm))
     if layer.post_norms:
@@ -248,7 +249,6 @@ def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
         others["post_gain"] = find.vector("post_ffw_norm.weight", width)
     if layer.scaled:
         others["scale"] = find.vector("layer_output_scale.weight", 1)
-    block = _block(find, layer.feed_forward, width, "_exps" * has_experts)
     return LayerTensors(block, has_experts, tensors, weights, others)
 
 

@@ -234,7 +234,7 @@ class Workspace:
     def block_output(self, gain: int) -> NormOutput:
         """Return where a block leaves what it gives, if that is normed before it is added.
 
-        Kernels that add to a state leave it gained, too, by any `gain`: nobody reads that.
+        Kernels that add to a state leave it gained, too, by any `gain`: no kernel reads that.
         """
         assert self.block_out is not None
         return NormOutput(self.block_out, self.gained, self.norm_partials, gain, adds=False)
