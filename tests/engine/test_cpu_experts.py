@@ -36,7 +36,8 @@ N_TOKENS = 70
 
 
 def with_experts(names: tuple[str, ...] | list[str]) -> list[str]:
-    return [name for name in names if name.split("_")[0] not in ("dense", "llama", "qwen35")]
+    kinds = ("dense", "llama", "qwen35")
+    return [name for name in names if name.split("_")[0] not in kinds and "dense" not in name]
 
 
 def in_sample(name: str, way: str) -> bool:

@@ -31,6 +31,7 @@ F32 = EngineConfig(cache_type_k="f32", cache_type_v="f32")
 TOLERANCE = 1e-4
 # K and V in f16 are off by up to 2^-11 of their size in every layer; seen: 1.1e-3.
 F16_TOLERANCE = 5e-3
+WIDE_TOLERANCE = 1e-2  # where dot products of normed heads are not scaled down; seen: 5.6e-3
 
 
 def run(
@@ -110,8 +111,10 @@ def test_an_f16_cache_changes_little(name: str) -> None:
     wanted = expected(name)
     with Engine(model_path(name), EngineConfig()) as engine:
         found = [run(engine, wanted["tokens"], phase)[0] for phase in PHASES]
-        both = [rounding(engine, most) for most in (F16_TOLERANCE, ROUNDING)]
-    for logits, most in zip(found, (F16_TOLERANCE, both[0]), strict=True):
+        is_wide = any(getattr(mixer, "scale", 0) == 1.0 for mixer in engine.spec.mixers)
+        least = WIDE_TOLERANCE if is_wide else F16_TOLERANCE
+        both = [rounding(engine, most) for most in (least, ROUNDING)]
+    for logits, most in zip(found, (least, both[0]), strict=True):
         assert 0 < error(logits, wanted["logits"]) <= most
     assert error(found[1], found[0]) <= both[1]
 

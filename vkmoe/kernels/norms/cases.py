@@ -107,15 +107,13 @@ def _rms_norm_works(setup: Setup) -> Iterator[Work]:
 
 def _norm_residual(setting: Setting) -> Iterator[Trial]:
     """Compare one part and two, as Gemma 2 and Gemma 4 have them."""
-    for normed in ((False,), (True, True)):
+    for what, normed in (("one part", (False,)), ("two parts", (True, True))):
         cases = [
             NormResidualCase(setting.tuning, width, normed, scaled=len(normed) == 2)
             for width in (256, 2816, 32 * 7)
         ]
         silent = replace(cases[0], leaves=False)
-        yield trial(
-            *cases, silent, RowsCase(cases[0]), what="one part" if len(normed) == 1 else "two parts"
-        )
+        yield trial(*cases, silent, RowsCase(cases[0]), what=what)
     alone = NormResidualCase(setting.tuning, 256, (False, True))
     yield trial(alone, replace(alone, normed=(True,)), what="other norms")
 
