@@ -3,7 +3,8 @@
 #include "kernels.hpp"
 
 #include <cmath>
-#include <memory>
+#include <string>
+#include <vector>
 
 #include "inputs.hpp"
 #include "vectors.hpp"
