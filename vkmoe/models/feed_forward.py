@@ -70,11 +70,23 @@ class FeedForwardBlock:
         """Append hidden += the block of layer `index`. Returns the number of partials it leaves."""
         space, layer = self.space, self.weights.layers[index].feed_forward
         activation = self.spec.layers[index].feed_forward.activation
+        into = self._output(layer, leaves)
         if layer.router is None:
             op.mark("dense")
             dense = ExpertBlock(layer.block.shape, space.routing, span=layer.block.span)
-            n_partials = self._experts(op, dense, norm, self._output(layer, leaves), activation)
-            return self._add_normed(op, layer, leaves) if layer.post_gain else n_partials
+            n_partials = self._experts(op, dense, norm, into, activation)
+        else:
+            n_partials = self._append_moe(op, index, norm, into, activation)
+        return self._add_normed(op, layer, leaves) if layer.post_gain else n_partials
+
+    def _append_moe(
+        self, op: OpContext, index: int, norm: NormInput, into: NormOutput, activation: Activation
+    ) -> int:
+        """Append `into` += the experts of layer `index`, and what is beside them.
+
+        Returns the number of partials that leaves.
+        """
+        space, layer = self.space, self.weights.layers[index].feed_forward
         moe_layer, shared = self.weights.moe_layers.index(index), self._shared(layer)
         self._score(op, layer, norm)
         if layer.block.on_cpu:
@@ -84,7 +96,7 @@ class FeedForwardBlock:
             block, act = shared
             half = op.named("shared gate/up")
             expert_gate_up(half, block, space.gained, act, norm, activation)
-        n_partials, into = 0, self._output(layer, leaves)
+        n_partials = 0
         if not layer.block.on_cpu:
             op.mark("choice")
             self._choose(op, layer, moe_layer, self.weights.n_landing if self.mode.lands else 0)
@@ -102,7 +114,7 @@ class FeedForwardBlock:
             n_partials = self._join(op, into)
         if layer.beside is not None:
             self._append_beside(op, layer, layer.beside, activation)
-        return self._add_normed(op, layer, leaves) if layer.post_gain else n_partials
+        return n_partials
 
     def append_prompt(self, op: OpContext, index: int) -> None:
         """Append hidden += the block of layer `index`, for rows of prompts.
@@ -112,23 +124,28 @@ class FeedForwardBlock:
         """
         space, layer = self.space, self.weights.layers[index].feed_forward
         activation = self.spec.layers[index].feed_forward.activation
-        norm, prompt = op.named("norm"), space.prompt
-        assert prompt is not None, op.label
+        norm, into = op.named("norm"), self._output(layer, self._hidden(layer))
         op.mark("router" if layer.router else "dense")
         rms_norm(norm, space.hidden, space.gained, self.spec.width, layer.gain, self.spec.norm_eps)
-        params = space.params
         if layer.router is None:
-            into = self._output(layer, self._hidden(layer))
             self._append_dense(op, layer.block, activation, into)
-            if layer.post_gain:
-                self._add_normed(op, layer, self._hidden(layer))
-            return
+        else:
+            self._append_prompt_moe(op, index, into, activation)
+        if layer.post_gain:
+            self._add_normed(op, layer, self._hidden(layer))
+
+    def _append_prompt_moe(
+        self, op: OpContext, index: int, into: NormOutput, activation: Activation
+    ) -> None:
+        """Append the experts of layer `index`, and what is beside them, for rows of prompts."""
+        space, layer, prompt = self.space, self.weights.layers[index].feed_forward, self.space.prompt
+        assert prompt is not None and prompt.expert_out is not None, op.label
         moe_layer, tiles = self.weights.moe_layers.index(index), prompt.routed
-        assert tiles is not None and prompt.expert_out is not None, op.label
+        assert tiles is not None, op.label
         matrices, logits, bias = _router_matrices(layer), op.named("router"), layer.router_bias
         read = row_parts(self._router_input(op, layer, space.gained))
         y = row_parts(space.router_logits)
-        matmul(logits, matrices, read, y, params, bias=bias, exact=True)
+        matmul(logits, matrices, read, y, space.params, bias=bias, exact=True)
         clear_done(op.named("clear"), tiles)  # beside the router: neither waits for the other
         on_cpu, out = layer.block.on_cpu, prompt.expert_out
         picks = self.spec.picks(moe_layer)
@@ -141,7 +158,6 @@ class FeedForwardBlock:
         if layer.block.on_device:
             op.mark("routed")
             self._append_routed(op, layer.block, tiles, moe_layer, activation)
-        into = self._output(layer, self._hidden(layer))
         if layer.block.on_device or shared is not None:
             op.mark("combine")
             combined, adds = op.named("combine"), into.adds
@@ -151,8 +167,6 @@ class FeedForwardBlock:
             self._join(op, into)
         if layer.beside is not None:
             self._append_beside_prompt(op, layer, layer.beside, activation)
-        if layer.post_gain:
-            self._add_normed(op, layer, self._hidden(layer))
 
     def _append_dense(
         self, op: OpContext, block: BlockWeights, activation: Activation, into: NormOutput

@@ -187,13 +187,7 @@ class Workspace:
         self.norm_partials = _rows("norm_partials", n_partials, n_rows)
         # The states that the layer reads which guesses tokens ahead.
         self.states = _rows("states", spec.width, n_rows) if spec.ahead else None
-        # What blocks give where that is normed before it is added, and what routers read there.
-        self.block_out = self.beside_out = self.router_in = None
-        if any(layer.post_norms for layer in spec.kept_layers):
-            self.block_out = _rows("block_out", spec.width, n_rows)
-        if spec.experts is not None and spec.experts.beside_width:
-            self.beside_out = _rows("beside_out", spec.width, n_rows)
-            self.router_in = _rows("router_in", spec.width, n_rows)
+        self._describe_norms(spec, n_rows)
         self._describe_attention(spec, sizes)
         self._describe_feed_forward(spec, n_rows, shares)
         self.prompt = None
@@ -205,6 +199,15 @@ class Workspace:
         n_used = spec.experts.n_used if spec.experts else 1
         self._log = RoutingLog(len(spec.moe_layers), n_used, n_rows)
         self.log = self._log.tensor
+
+    def _describe_norms(self, spec: ModelSpec, n_rows: int) -> None:
+        """Describe what blocks give where that is normed first, and what routers read there."""
+        self.block_out = self.beside_out = self.router_in = None
+        if any(layer.post_norms for layer in spec.kept_layers):
+            self.block_out = _rows("block_out", spec.width, n_rows)
+        if spec.experts is not None and spec.experts.beside_width:
+            self.beside_out = _rows("beside_out", spec.width, n_rows)
+            self.router_in = _rows("router_in", spec.width, n_rows)
 
     def _describe_attention(self, spec: ModelSpec, sizes: RowSizes) -> None:
         n_rows, latents = sizes.most, [x for x in spec.mixers if isinstance(x, LatentSpec)]

@@ -162,18 +162,15 @@ def norm_residual(
     assert 1 <= len(parts) <= 2 and width % 4 == 0 and output.adds, (parts, width)
     first, second = parts[0], parts[-1]
     on_gpu, n_rows = op.tuning.mapping == "lanes", op.n_rows
-    gains = (gain, output.gain, *(part.gain for part in parts))
-    reads = [memory_range(one, 4 * width) for one in gains if one]
-    reads += [memory_range(scale, 4)] if scale else []
+    read = [(one, width) for one in (gain, output.gain, first.gain, second.gain)] + [(scale, 1)]
     op.append(
         NORM_RESIDUAL.dispatch(
             f"norm_residual{op.tuning.reduce_suffix}",
             {
                 **output.numbers,
                 "workgroup_size": ROW_LANES if on_gpu else op.tuning.workgroup_size,
-                **{"n_parts": len(parts), "row_vec4s": width // 4, "eps": eps},
-                **{"a_gain": first.gain, "b_gain": second.gain},
-                **{"norm_gain": gain, "scale": scale},
+                **{"n_parts": len(parts), "row_vec4s": width // 4, "eps": eps, "scale": scale},
+                **{"a_gain": first.gain, "b_gain": second.gain, "norm_gain": gain},
                 **{"a_pitch": first.pitch, "b_pitch": second.pitch},
             },
             {
@@ -183,7 +180,7 @@ def norm_residual(
             },
             (1, 1, n_rows),
             op.label,
-            reads=tuple(reads),
+            reads=tuple(memory_range(start, 4 * n) for start, n in dict.fromkeys(read) if start),
         )
     )
     return output.n_partials(1) if output.gain else 0
