@@ -109,7 +109,7 @@ def recorded(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"serve"}))  # which does not end
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 def test_every_command_with_its_defaults_and_with_its_variables(
     run: Run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

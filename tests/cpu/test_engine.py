@@ -87,6 +87,7 @@ def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
         ]
 
 
+@pytest.mark.sample(10)
 def test_no_cut_and_no_number_of_threads_changes_a_bit_of_a_prompt(engines: list[Engine]) -> None:
     """And its logits are near those of its tokens as they are decoded one by one."""
     tokens = tokens_of(engines[0].n_vocab, N_TOKENS)

@@ -60,6 +60,7 @@ def guessed(engine: Engine, tokens: list[int], cuts: list[int], phase: Phase) ->
 
 @pytest.mark.parametrize("device", ["vulkan", "cpu"])
 @pytest.mark.parametrize("name", GUESSING)
+@pytest.mark.sample(5)
 def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
     """In rows of prompts and in rows that are decoded, wherever these are cut."""
     stored = expected(name)
@@ -82,6 +83,7 @@ def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", GUESSING)
+@pytest.mark.sample(3)
 def test_every_barrier_of_guesses_is_needed(name: str) -> None:
     """An independent judge finds nothing unguarded, and misses each barrier that is taken away."""
     with engine_of(name, ubatch_size=40) as engine:
@@ -116,7 +118,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", GUESSING)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 def test_a_text_does_not_depend_on_guesses(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

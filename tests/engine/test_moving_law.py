@@ -193,7 +193,7 @@ CASES = [*product(("mixed", "demo"), ROWS)]
     ids=["-".join(map(str, (name, *row))) for name, row in CASES],
     indirect=["model"],
 )
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 def test_no_way_of_moving_changes_a_bit(
     model: Path,
     row: Row,

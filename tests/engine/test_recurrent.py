@@ -72,7 +72,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 def test_going_back_and_copying_change_no_bit(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ WAYS: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.usefixtures("cpu_native")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 def test_rows_of_several_texts(way: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options, expected = WAYS[way]
     config = EngineConfig(ctx_size=CTX_SIZE, parallel=N_REGIONS, ubatch_size=40, **options)

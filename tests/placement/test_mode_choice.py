@@ -204,6 +204,7 @@ def choice_of(document: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.sample(6)
 def test_what_does_not_fit_or_is_damaged_counts_as_never_measured(
     change: str, folder: Path
 ) -> None:

@@ -138,7 +138,11 @@ class FeedForwardBlock:
         self, op: OpContext, index: int, into: NormOutput, activation: Activation
     ) -> None:
         """Append the experts of layer `index`, and what is beside them, for rows of prompts."""
-        space, layer, prompt = self.space, self.weights.layers[index].feed_forward, self.space.prompt
+        space, layer, prompt = (
+            self.space,
+            self.weights.layers[index].feed_forward,
+            self.space.prompt,
+        )
         assert prompt is not None and prompt.expert_out is not None, op.label
         moe_layer, tiles = self.weights.moe_layers.index(index), prompt.routed
         assert tiles is not None, op.label

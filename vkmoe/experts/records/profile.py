@@ -77,7 +77,8 @@ def profiled_model(
     assert spec.experts is not None
     parts = sorted([tensor.name, list(tensor.shape), tensor.type] for tensor in tensors)
     experts = asdict(spec.experts)
-    del experts["activation"]  # the architecture fixes it
+    for name in ("activation", "output_scales", "beside_width"):  # the architecture fixes these
+        del experts[name]
     heads: list[int] = []  # of the first attention, if there is any
     for mixer in spec.mixers:
         if not heads and not isinstance(mixer, DeltaNetSpec):
