@@ -216,7 +216,8 @@ def _attention(mixer: Mixer) -> str:
     n_kv = mixer.n_kv_heads
     kind = "grouped" if n_kv < mixer.n_heads else "full"
     extras = {
-        "normed q and k": mixer.qk_norm != "none",
+        "normed q and k": mixer.qk_norm != "none" and not mixer.value_norm,
+        "normed q, k and v": mixer.qk_norm != "none" and mixer.value_norm,
         "biases": mixer.qkv_bias,
         "sinks": mixer.sinks,
         "gated": mixer.gated,
@@ -256,6 +257,10 @@ def _experts(experts: ExpertSpec) -> list[str]:
     if experts.shared_width:
         gate = ", weighted by a gate of its own" if experts.shared_gate else ""
         lines.append(f"shared expert width {experts.shared_width}, used for every token{gate}")
+    if experts.beside_width:
+        lines.append(
+            f"beside them   a dense block, width {experts.beside_width}, used for every token"
+        )
     return [*lines, f"routing       {_routing(experts)}"]
 
 
