@@ -155,10 +155,9 @@ def _append_matmul(
     whether it adds."""
     n_heads, start, bias = more.get("n_heads", 1), more.get("start", 0), more.get("bias", 0)
     kind, n_columns = group[0].type, group[0].n_columns
-    numbers = group_numbers(group)
+    numbers, tile = group_numbers(group), op.tuning.tile
     n_all = numbers["n_rows"]
     n_rows = n_all // n_heads
-    tile = op.tuning.tile
     ends = {name: min(numbers[name], n_rows) for name in ("rows_end0", "rows_end1", "n_rows")}
     op.append(
         spec.dispatch(

@@ -156,8 +156,7 @@ def norm_residual(
 
     Of each row of the batch. rms(v) = v / sqrt(mean(v^2) + eps); a part that has a gain is normed
     before, too. `gain` is the address of f32 [width], `scale` that of one f32, or 0: 1. No part may
-    be hidden or gained. Returns the number of partials of a row; 0 where the output's gain is null:
-    then nothing is left for a fused norm.
+    be hidden or gained. Returns the number of partials of a row; 0 where the output has no gain.
     """
     assert 1 <= len(parts) <= 2 and width % 4 == 0 and output.adds, (parts, width)
     first, second = parts[0], parts[-1]
