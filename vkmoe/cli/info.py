@@ -44,9 +44,7 @@ def info(context: typer.Context, *, which: ModelChoice, engine: EngineConfig) ->
         typer.echo("\n".join(spec_lines(read_spec(file))))
         model = model_of(file)
         if model.ahead is not None:
-            typer.echo(
-                "guesses       the token after the next one, by a layer for it (--draft mtp)"
-            )
+            typer.echo("guesses       tokens ahead, by a layer of the model (--draft mtp)")
         tensors = model.tensors
         lines = [*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)]
         typer.echo("\n".join(lines))
