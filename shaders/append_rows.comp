@@ -1,7 +1,7 @@
 // Computes  for each row of a prompt: q after norm and RoPE, in its place; k after norm and RoPE, and v, after its norm if
 //           VALUE_NORM, in the caches, at the row's position in the region of its sequence.
 // Inputs    qkv f32, row r from word r*qkv_pitch on: [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same], raw; params; by
-//           address the K and V caches [regions][N_KV_HEADS][context][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos,
+//           address the K and V caches [regions][N_KV_HEADS][places][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos,
 //           sin) [context][ROTARY_DIM/2].
 // Who       a workgroup takes a head of a row, or where the norm is over the full width all of q, of k or of v. A lane takes the
 //           two dims of q that turn together, or the dims in one word of a cache.
@@ -33,12 +33,14 @@ layout(push_constant, std430) uniform Push {
     uvec2 k_gain;
     uvec2 rope_table;
     uint context;
+    uint places; // of a kv head in a region
     uint n_regions; // of a cache
     uint qkv_pitch;
     float eps;
 };
 
 #define CACHED_DIM HEAD_DIM
+#define PLACES places
 #include "kv_rows.glsl"
 #include "staged_row.glsl"
 #include "attention_rope.glsl"
@@ -139,6 +141,7 @@ void main() {
     if (ROW >= params.n_rows) return;
     const Span span = find_span();
     const uint position = row_position(ROW);
+    begin_ring(position);
     const float factor = span_factor(span);
     if (span.is_query) turn_queries(span, position, factor);
     else append(span, position, factor);

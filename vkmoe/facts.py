@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
 from vkmoe.choices import BufferName, Executor, Layout
-from vkmoe.kv_types import KvTypes, region_bytes
+from vkmoe.kv_types import KvTypes
 from vkmoe.modes import ExpertMode
 
 # ----- the device -----
@@ -170,11 +170,6 @@ class AttentionSpec:
         """Count the elements that the output projection reads."""
         return self.q_width
 
-    def state_bytes(self, ctx_size: int, kv_types: KvTypes, _: int = 1) -> tuple[int, ...]:
-        """Count the bytes a layer keeps of `ctx_size` positions: a cache of keys, one of values."""
-        n_rows = ctx_size * self.n_kv_heads
-        return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in kv_types)
-
 
 @dataclass(frozen=True)
 class LatentSpec:
@@ -222,10 +217,6 @@ class LatentSpec:
         """Count the elements that the output projection reads."""
         return self.n_heads * self.value_dim
 
-    def state_bytes(self, ctx_size: int, kv_types: KvTypes, _: int = 1) -> tuple[int, ...]:
-        """Count the bytes a layer keeps of `ctx_size` positions: one cache of compressed rows."""
-        return (region_bytes(kv_types.keys, ctx_size, self.row),)
-
 
 RING_ROWS = 16  # that were projected last, which a layer with a convolution keeps of a sequence
 
@@ -258,12 +249,6 @@ class DeltaNetSpec:
     def attended_width(self) -> int:
         """Count the elements that the output projection reads."""
         return self.n_heads * self.head_dim
-
-    def state_bytes(self, ctx_size: int, kv_types: KvTypes, n_versions: int = 1) -> tuple[int, ...]:
-        """Count the bytes a layer keeps, whatever the positions: rows that were projected last, and
-        the states behind the last `n_versions` positions. All are f32."""
-        states = 4 * n_versions * self.n_heads * self.head_dim**2
-        return 4 * RING_ROWS * self.n_channels, states
 
 
 @dataclass(frozen=True)
@@ -544,6 +529,7 @@ class MemoryPlan:
     mode_reason: str = ""  # why this mode, where no option asked for it
     n_regions: int = 1  # of the KV cache, one for each sequence
     n_versions: int = 1  # of a recurrent state, which a sequence keeps
+    margin: int = 0  # positions that layers with a window keep beside those that it sees
     n_state_copies: int = 0  # in host memory, at most
     n_guesses: int = 0  # tokens that a layer of the model guesses ahead at a time
     first_positions: int = 0  # of each region, that the KV cache begins with

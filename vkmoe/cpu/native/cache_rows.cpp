@@ -128,6 +128,7 @@ Heads::Heads(const Call& call, size_t n_rows)
     : dim(call.count("head_dim")),
       n_queries(call.count("n_heads")),
       n_kv(call.count("n_kv_heads")),
+      places_(call.count("places")),
       rotary_(call.count("rotary_dim")),
       style_(call.count("rope_style")),
       norm_(call.count("norm_mode")),
@@ -135,8 +136,8 @@ Heads::Heads(const Call& call, size_t n_rows)
       norms_values_(call.count("value_norm") != 0),
       eps_(call.real("eps")),
       place_(call, n_rows),
-      keys_(call, "k_cache", {call, "k_type", n_kv * place_.context, dim}, place_.n_regions),
-      values_(call, "v_cache", {call, "v_type", n_kv * place_.context, dim}, place_.n_regions) {
+      keys_(call, "k_cache", {call, "k_type", n_kv * places_, dim}, place_.n_regions),
+      values_(call, "v_cache", {call, "v_type", n_kv * places_, dim}, place_.n_regions) {
     require(dim > 0 && n_kv > 0 && n_queries % n_kv == 0, call, "heads do not share keys");
     require(rotary_ % 2 == 0 && rotary_ <= dim && style_ <= 1, call, "no such RoPE");
     rope_ = floats(call, "rope_table", place_.context * rotary_);
@@ -174,7 +175,8 @@ void Heads::project_with(float common, size_t row, size_t index, float factor, f
 void Heads::append(size_t row, size_t kv_head) const {
     std::vector<float> key(dim);
     project(row, n_queries + kv_head, 1.0F, key.data());
-    const size_t region = place_.region(row), found = cached_row(kv_head, place_.position(row));
+    const size_t region = place_.region(row), position = place_.position(row);
+    const size_t found = ring(kv_head, position).row(position);
     const float* value = queries(row) + (n_queries + n_kv + kv_head) * dim;
     std::vector<float> normed;
     if (norms_values_) {

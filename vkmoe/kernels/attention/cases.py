@@ -73,8 +73,9 @@ def gpt_oss_shape(**changes: object) -> AttentionShape:
 
 
 def gemma4_shape(**changes: object) -> AttentionShape:
-    """Make small heads with the norms of Gemma 4: of q, k and v."""
-    return qwen3_shape(**{"value_norm": True, "window": 50, "scale": 1.0, **changes})
+    """Make small heads with the norms of Gemma 4: of q, k and v; their caches are rings."""
+    gemma4 = {"value_norm": True, "window": 30, "ring": 69, "scale": 1.0}
+    return qwen3_shape(**{**gemma4, **changes})
 
 
 def wide_shape(**changes: object) -> AttentionShape:
@@ -131,7 +132,7 @@ class AttentionCase:
         partials, out = self._runner.run(self._program, inputs, *self._tensors[1:])
         row = min(position, self.shape.context - 1)
         left = self._layer.twin(token, row)
-        self._layer.compare(checks, [(0, slice(None), row)], [left.cached])
+        self._layer.compare(checks, [(0, row)], [left.cached])
         attended = out.view(np.float32)
         self._compare_attended(checks, row, left.queries, partials.view(np.float32), attended)
         return attended
@@ -247,7 +248,7 @@ def _at_the_end(setup: Setup, shape: Shape) -> Callable[[Runner], Checks]:
 def seen_bytes(shape: Shape, n_rows: int) -> int:
     """Count the bytes that the last rows of a full cache see together."""
     n_seen = min(shape.context, shape.window + n_rows - 1) if shape.window else shape.context
-    return sum(shape.cache_bytes) // shape.context * n_seen
+    return sum(shape.cache_bytes) // shape.n_places * n_seen
 
 
 def has_usual_caches(shape: Shape) -> bool:

@@ -28,20 +28,21 @@ class AttentionShape:
     """Describes grouped-query attention.
 
     Rows of qkv are q [n_heads * head_dim], then k and v [n_kv_heads * head_dim]. A layer has a
-    cache of keys and one of values, [n_kv_heads][context][head_dim] each.
+    cache of keys and one of values, [n_kv_heads][n_places][head_dim] each.
     """
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     rotary_dim: int
-    context: int  # positions in the cache
+    context: int  # positions of a sequence
     rope_style: Literal["neox", "normal"]
     norm: Literal["none", "per_head", "full_width"]  # RMSNorm of q and k before RoPE
     eps: float
     scale: float
     kv_types: KvTypes
     window: int = 0  # positions seen, the token's own included; 0 = all
+    ring: int = 0  # places, of which a position has that of its number modulo these; 0 = its own
     sinks: bool = False  # a learnt logit per head takes part in the softmax's denominator only
     value_norm: bool = False  # RMSNorm of v of each KV head, without a gain
 
@@ -50,9 +51,14 @@ class AttentionShape:
         assert self.n_heads % self.n_kv_heads == 0, self
         assert self.rotary_dim % 2 == 0 and 2 <= self.rotary_dim <= self.head_dim, self
         assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
-        assert self.window >= 0, self
+        assert self.window >= 0 and (self.ring == 0 or 0 < self.window <= self.ring), self
         # No model has both: kernels take all heads of v together there.
         assert not (self.value_norm and self.norm == "full_width"), self
+
+    @property
+    def n_places(self) -> int:
+        """Count the positions of a KV head that have rows at once."""
+        return min(self.ring or self.context, self.context)
 
     @property
     def group(self) -> int:
@@ -73,7 +79,7 @@ class AttentionShape:
     @property
     def cache_bytes(self) -> tuple[int, ...]:
         """Count the bytes of a region of one layer's caches: of keys, and of values."""
-        n_rows = self.n_kv_heads * self.context
+        n_rows = self.n_kv_heads * self.n_places
         return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in self.kv_types)
 
     @property
@@ -118,6 +124,10 @@ class LatentShape:
         assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
 
     @property
+    def n_places(self) -> int:
+        return self.context
+
+    @property
     def group(self) -> int:
         return self.n_heads
 
@@ -158,8 +168,8 @@ class LatentShape:
 Shape = AttentionShape | LatentShape
 
 
-def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float) -> Shape:
-    """Return the shape of a model's attention with so many places in its caches."""
+def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float, ring: int = 0) -> Shape:
+    """Return the shape of a model's attention over so many positions, some in a `ring`."""
     scale = mixer.scale or mixer.query_dim**-0.5
     if isinstance(mixer, LatentSpec):
         return LatentShape(
@@ -185,6 +195,7 @@ def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float) -> S
         scale=scale,
         kv_types=kv_types,
         window=mixer.window,
+        ring=ring,
         sinks=mixer.sinks,
         value_norm=mixer.value_norm,
     )
@@ -342,6 +353,7 @@ def shape_numbers(shape: Shape) -> dict[str, object]:
         **norms,
         "rope_style": ROPE_STYLES[shape.rope_style],
         "window": shape.window,
+        "places": shape.n_places,
         "row_dim": shape.row_dim,
         "value_dim": shape.value_dim,
     }

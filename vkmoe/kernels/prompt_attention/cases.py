@@ -115,8 +115,7 @@ class Prompts:
         wanted = np.array([twin.queries for twin in appended])
         self._compare_queries(checks, turned, given, is_turned, wanted)
         regions = zip(batch.sequences, batch.positions, strict=True)
-        places = [(sequence, slice(None), position) for sequence, position in regions]
-        self._layer.compare(checks, places, [one.cached for one in appended])
+        self._layer.compare(checks, list(regions), [one.cached for one in appended])
         left, untouched = self._split(out, len(batch.raw))
         checks.untouched("words beyond the rows of out", untouched)
         keys, values = (cached[list(batch.sequences)] for cached in self._layer.rows())
