@@ -67,6 +67,7 @@ ONE_OF_EACH = tuple(
 RECURRENT = tuple(
     name for name in NAMES if architecture(name) in ("qwen35", "qwen35moe", "qwen3next")
 )
+WINDOWED = tuple(name for name in NAMES if architecture(name) in ("gpt-oss", "gemma4"))
 
 
 class Tensor(NamedTuple):

@@ -1,4 +1,5 @@
-"""Texts go back, are copied and go on where a layer's state holds for one position alone.
+"""Texts go back, are copied and go on where a layer keeps a state, or rows of a window, which hold
+for the last positions alone.
 
 To the bit they are texts that were never anything else.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.engine.test_context import grow_in_steps
-from tests.engine.tiny import RECURRENT, Tensor, lengthened, model_path, rewrite
+from tests.engine.tiny import RECURRENT, WINDOWED, Tensor, lengthened, model_path, rewrite
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.config import EngineConfig
@@ -25,6 +27,8 @@ from vkmoe.llm import LLM, GenerationResult
 
 pytestmark = pytest.mark.usefixtures("one_device")
 CTX_SIZE, N_REGIONS = 160, 3
+NAMES = (*RECURRENT, *WINDOWED)
+CHUNK = 40  # rows of a batch, and so the margin of rings
 
 
 class Row(NamedTuple):
@@ -70,23 +74,24 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sample(2)
 def test_going_back_and_copying_change_no_bit(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the caches of the other layers grow."""
+    """While the caches of the other layers grow; texts alone have caches without rings."""
     monkeypatch.setattr("vkmoe.engine.COPIED_EVERY", 8)
     grow_in_steps(monkeypatch)
     options = WAYS[way]
     if "dense" in name and "expert_slots" in options:
         options = {}
-    config = EngineConfig(ctx_size=CTX_SIZE, parallel=N_REGIONS, ubatch_size=40, **options)
+    config = EngineConfig(ctx_size=CTX_SIZE, parallel=N_REGIONS, ubatch_size=CHUNK, **options)
+    whole = replace(config, ubatch_size=CTX_SIZE)
     rng, n_back = random.Random(len(name + way)), 0
     with (
         Engine(lengthened(model_path(name), CTX_SIZE), config, checks=True) as engine,
-        Engine(lengthened(model_path(name), CTX_SIZE), config) as other,
+        Engine(lengthened(model_path(name), CTX_SIZE), whole) as other,
     ):
         texts: list[list[Row]] = [[] for _ in range(N_REGIONS)]
         for _ in range(50):
@@ -116,7 +121,7 @@ def test_going_back_and_copying_change_no_bit(
     assert n_back, "texts go back to where they were"
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.sample(2)
 def test_two_endings_of_one_prefix(name: str) -> None:
     """The prefix is computed once, and both replies are their own."""
@@ -156,7 +161,7 @@ def test_a_model_without_attention(device: str, tmp_path: Path) -> None:
         assert found == alone(engine, rows)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.sample(2)
 def test_guesses_that_were_wrong_are_taken_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to three of them, of which some are right."""
