@@ -28,7 +28,7 @@ from vkmoe.llm import LLM, GenerationResult
 pytestmark = pytest.mark.usefixtures("one_device")
 CTX_SIZE, N_REGIONS = 160, 3
 NAMES = (*RECURRENT, *WINDOWED)
-CHUNK = 40  # rows of a batch, and so the margin of rings
+CHUNK = 16  # rows of a batch, and so the margin of rings
 
 
 class Row(NamedTuple):
@@ -119,6 +119,37 @@ def test_going_back_and_copying_change_no_bit(
             text += rows
             assert logits == alone(other, text), (region, len(text))
     assert n_back, "texts go back to where they were"
+
+
+@pytest.mark.parametrize("name", ["gptoss_odd", "gemma4_odd"])
+@pytest.mark.sample(1)
+def test_a_ring_reaches_as_far_back_as_it_says(name: str) -> None:
+    """A text goes back by each number of rows, from places all around the ring: without a copy up
+    to the margin, and by more to where its prompt ended."""
+    config = EngineConfig(ctx_size=CTX_SIZE, ubatch_size=CHUNK)
+    whole = replace(config, ubatch_size=CTX_SIZE)
+    path = lengthened(model_path(name), CTX_SIZE)
+    with Engine(path, config) as engine, Engine(path, whole) as other:
+
+        def step(position: int) -> None:
+            rows = [Row(7 * position % engine.n_vocab, "decode")]
+            assert run(engine, 0, position, rows) == run(other, 0, position, rows)
+
+        for n_back in range(1, CHUNK + 4):
+            n_prompt = CHUNK + n_back
+            prompt = [Row(5 * i % engine.n_vocab, "prompt") for i in range(n_prompt)]
+            engine.rewind(0, 0)
+            for first in range(0, n_prompt, CHUNK):
+                run(engine, 0, first, prompt[first : first + CHUNK])
+            alone(other, prompt)
+            end = n_prompt + CHUNK + 2
+            for position in range(n_prompt, end):
+                step(position)
+            found = engine.rewind(0, end - n_back)
+            assert found == (end - n_back if n_back <= CHUNK + 1 else n_prompt - 1)
+            step(other.rewind(0, found))
+            assert engine.rewind(0, n_prompt - 1) == n_prompt - 1
+            step(other.rewind(0, n_prompt - 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
