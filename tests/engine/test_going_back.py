@@ -217,12 +217,14 @@ def test_guesses_that_were_wrong_are_taken_back(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.full
-def test_a_long_session_is_not_read_again_and_again() -> None:
+@pytest.mark.parametrize("name", ["qwen35_dense", "gptoss_odd"])
+def test_a_long_session_is_not_read_again_and_again(name: str) -> None:
     """As an agent's goes: results of tools are appended, at times old thoughts are left out. Nearly
     all that a KV cache alone would use again is used, though states are there for few positions."""
     rng, n_turns, ctx_size = random.Random(3), 200, 6144
     n_common = n_reused = 0
-    with LLM(lengthened(model_path("qwen35_dense"), ctx_size), ctx_size=ctx_size) as llm:
+    model = lengthened(model_path(name), ctx_size)
+    with LLM(model, ctx_size=ctx_size, ubatch_size=CHUNK) as llm:
 
         def some(n: int) -> list[int]:
             return [rng.randrange(llm.spec.n_vocab) for _ in range(n)]
