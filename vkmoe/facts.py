@@ -129,6 +129,10 @@ class RopeSpec:
     long_factors: tuple[float, ...] = ()  # [dim / 2]
 
 
+# Of each head, or of all together; in each head, with the gains behind the rotation.
+QkNorm = Literal["none", "per_head", "full_width", "per_head_turned"]
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Describes grouped-query attention; layers of one kind have equal ones."""
@@ -137,7 +141,7 @@ class AttentionSpec:
     n_kv_heads: int
     head_dim: int
     rope: RopeSpec
-    qk_norm: Literal["none", "per_head", "full_width"] = "none"
+    qk_norm: QkNorm = "none"
     window: int = 0  # positions seen, the token's own included; 0: all
     scale: float = 0.0  # of the dot products; 0: head_dim ** -0.5
     sinks: bool = False  # a logit per head that takes part in the softmax alone

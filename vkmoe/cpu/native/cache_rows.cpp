@@ -16,6 +16,7 @@ namespace vkmoe {
 namespace {
 
 constexpr size_t kNormPerHead = 1, kNormFullWidth = 2;  // norms of q and k
+constexpr size_t kNormPerHeadTurned = 3;                // with gains behind RoPE
 constexpr size_t kHalves = 0;                           // of the styles of RoPE
 
 /// Turn the first `rotary` values of a head (Su et al. 2021); `table` has pairs (cosine, sine).
@@ -166,10 +167,13 @@ void Heads::project_with(float common, size_t row, size_t index, float factor, f
     const bool is_key = index >= n_queries;
     const float* gain = is_key ? k_gain_ : q_gain_;
     factor *= common;
-    if (norm_ == kNormPerHead) factor *= inverse_rms(given, dim, eps_);
+    const bool gains_last = norm_ == kNormPerHeadTurned;
+    if (norm_ == kNormPerHead || gains_last) factor *= inverse_rms(given, dim, eps_);
     if (norm_ == kNormFullWidth) gain += (is_key ? index - n_queries : index) * dim;
-    for (size_t i = 0; i < dim; ++i) found[i] = given[i] * (norm_ != 0 ? gain[i] : 1.0F) * factor;
+    const bool gains_first = norm_ != 0 && !gains_last;
+    for (size_t i = 0; i < dim; ++i) found[i] = given[i] * (gains_first ? gain[i] : 1.0F) * factor;
     rotate(found, rope_ + place_.position(row) * rotary_, rotary_, style_);
+    for (size_t i = 0; gains_last && i < dim; ++i) found[i] *= gain[i];
 }
 
 void Heads::append(size_t row, size_t kv_head) const {

@@ -164,8 +164,10 @@ class AttentionCase:
 POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 # The types of caches that are compared, the usual ones first; measured are those of one type.
 CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))
-# The widest heads: with and without norms and windows, all dims turning or some.
-WIDE_SHAPES = (
+# Gains behind RoPE; and the widest heads: with and without norms and windows, all dims turning or
+# some.
+OTHER_SHAPES = (
+    qwen3_shape(norm="per_head_turned", rotary_dim=48, head_dim=72),
     wide_shape(),
     wide_shape(kv_types=both("f32"), norm="none", window=50, rotary_dim=512),
     wide_shape(kv_types=both("q8_0"), window=50),
@@ -186,7 +188,7 @@ def _attention(setting: Setting) -> Iterator[Trial]:
                 _in_splits(setting, normed, POSITIONS_IN_WINDOWS),
             ],
         )
-    for shape in WIDE_SHAPES:
+    for shape in OTHER_SHAPES:
         compare = _in_splits(setting, shape, POSITIONS_IN_WINDOWS)
         yield Trial(f"{shape.kv_types}, {shape.head_dim} dims", [compare])
 

@@ -212,6 +212,7 @@ class GroupedLayer(Layer):
             eps=shape.eps,
             kv_types=shape.kv_types,
             value_norm=shape.value_norm,
+            gains_last=shape.norm == "per_head_turned",
         )
         return twins.append_row(inputs, position)
 

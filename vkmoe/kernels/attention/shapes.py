@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vkmoe.choices import KvType
-from vkmoe.facts import Attention, LatentSpec
+from vkmoe.facts import Attention, LatentSpec, QkNorm
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
 
@@ -20,7 +20,7 @@ MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 512, 1024, 256
 MAX_CACHE_BYTES = 1 << 32  # a cache of a layer is smaller
 # As the shaders number them.
 ROPE_STYLES = {"neox": 0, "normal": 1}
-NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
+NORM_MODES: dict[QkNorm, int] = {"none": 0, "per_head": 1, "full_width": 2, "per_head_turned": 3}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class AttentionShape:
     rotary_dim: int
     context: int  # positions of a sequence
     rope_style: Literal["neox", "normal"]
-    norm: Literal["none", "per_head", "full_width"]  # RMSNorm of q and k before RoPE
+    norm: QkNorm  # RMSNorm of q and k
     eps: float
     scale: float
     kv_types: KvTypes

@@ -20,7 +20,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.attention import twins
 from vkmoe.kernels.attention.cases import (
     CACHES,
-    WIDE_SHAPES,
+    OTHER_SHAPES,
     attention_text,
     deepseek2_shape,
     gemma4_shape,
@@ -167,7 +167,7 @@ def _prompts(setting: Setting) -> Iterator[Trial]:
         makers = qwen3_shape, gpt_oss_shape, gemma4_shape
         shapes = [make(kv_types=kv_types) for make in makers]
         yield Trial(str(kv_types), [partial(_chunks, setting, shape) for shape in shapes])
-    for shape in WIDE_SHAPES:
+    for shape in OTHER_SHAPES:
         what = f"{shape.kv_types}, {shape.head_dim} dims"
         yield Trial(what, [partial(_chunks, setting, shape)])
 
