@@ -91,6 +91,7 @@ WRONG = [
     ("gemma4_odd", {"attention__value_length_swa": 64}, "keys have 32"),
     ("gemma4_odd", {"rope__dimension_count_swa": 31}, "must be even"),
     ("gemma4_odd", {"attention__sliding_window_pattern": [True] * 3}, "has 4 layers"),
+    ("hunyuanmoe_odd", {"expert_shared_feed_forward_length": 64}, "expected [64, 32]"),
     ("hyv3_odd", {"expert_gating_func": 1}, "expert_gating_func is 1"),
     ("hyv3_odd", {"expert_shared_feed_forward_length": 32}, "expected [32, 32]"),
     ("hyv3_odd", {"nextn_predict_layers": 4}, "must be at most 3"),
