@@ -6,7 +6,7 @@ a cache is the subject of kv_types.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -51,12 +51,16 @@ def cache_layouts(
     types: KvTypes,
     n_versions: int,
     n_regions: int,
-) -> list[ArenaLayout]:
-    """Lay out the rotary tables, then the caches of each layer: each has memory of its own."""
-    ropes = [[n_positions * rope.dim * 4] for rope in spec.ropes]
-    sizes = (layer.mixer.state_bytes(n_positions, types, n_versions) for layer in spec.kept_layers)
-    layers = [[n_bytes * n_regions for n_bytes in of_layer] for of_layer in sizes]
-    return [lay_out_spans(device, spans) for spans in (*ropes, *layers)]
+) -> list[tuple[ArenaLayout, int]]:
+    """Lay out each rotary table, then the caches of a layer with each mixer; count those alike.
+
+    Every table and every layer has memory of its own.
+    """
+    found = [([n_positions * rope.dim * 4], 1) for rope in spec.ropes]
+    for mixer, n_layers in spec.n_layers_of.items():
+        sizes = mixer.state_bytes(n_positions, types, n_versions)
+        found.append(([n_bytes * n_regions for n_bytes in sizes], n_layers))
+    return [(lay_out_spans(device, spans), n_alike) for spans, n_alike in found]
 
 
 def growth_bytes(device: DeviceInfo, spec: ModelSpec, plan: MemoryPlan, n_positions: int) -> int:
@@ -67,11 +71,13 @@ def growth_bytes(device: DeviceInfo, spec: ModelSpec, plan: MemoryPlan, n_positi
     if n_positions <= plan.first_positions:
         return 0
     kept = plan.kv_types, plan.n_versions, plan.n_regions
-    first, grown = (
-        [sum(layout.buffers) for layout in cache_layouts(device, spec, n, *kept)]
-        for n in (plan.first_positions, n_positions)
-    )
-    return sum(grown) + max(grown) - sum(first)
+    first, _ = _total_and_largest(cache_layouts(device, spec, plan.first_positions, *kept))
+    return sum(_total_and_largest(cache_layouts(device, spec, n_positions, *kept))) - first
+
+
+def _total_and_largest(layouts: Iterable[tuple[ArenaLayout, int]]) -> tuple[int, int]:
+    sizes = [(sum(layout.buffers), n_alike) for layout, n_alike in layouts]
+    return sum(n_bytes * n_alike for n_bytes, n_alike in sizes), max(sizes)[0]
 
 
 class KvCaches(Closing):
@@ -141,8 +147,7 @@ class KvCaches(Closing):
         """Count the bytes that `resize` takes more, with the largest layer in two places."""
         kept = self._types, self._versions, self.n_regions
         layouts = cache_layouts(self._device.info, self._spec, n_positions, *kept)
-        sizes = [sum(layout.buffers) for layout in layouts]
-        return sum(sizes) + max(sizes) - self.n_bytes
+        return sum(_total_and_largest(layouts)) - self.n_bytes
 
     def resize(self, n_positions: int, filled: Sequence[int]) -> None:
         """Move the first `filled` positions of each region to caches with so many positions.

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from vkmoe.choices import BufferName
 from vkmoe.config import EngineConfig
@@ -155,6 +155,11 @@ class _Planner:
         n_fitting = bisect_right(sizes, room, key=growth)
         return replace(made, ctx_size=sizes[n_fitting - 1], spare_bytes=spare)
 
+    @cached_property
+    def _short(self) -> MemoryPlan:
+        """Plan all but experts, with a KV cache that has yet to grow."""
+        return self._base(min(sure_context(self.config, self.spec), FIRST_POSITIONS))
+
     def _base(self, n_positions: int) -> MemoryPlan:
         """Plan all but experts, with so many positions in the KV cache."""
         config = self.config
@@ -190,7 +195,7 @@ class _Planner:
         """
         lending = None
         if way.gives and not self.device.is_uma and not self.config.slots_option:
-            short = self._base(min(given.base.first_positions, FIRST_POSITIONS))
+            short = self._short
             free = given.free + self._taken(given.base) - self._taken(short)
             lent = growth_bytes(self.device, self.spec, short, given.base.first_positions)
             with suppress(OutOfMemoryError):
@@ -261,7 +266,8 @@ class _Planner:
         reason = "as --ctx-size" if config.ctx_size else "the model's context"
         if n_tokens < (config.ctx_size or spec.context_length):
             reason = "it grows with the longest text"
-        layouts = cache_layouts(device, spec, n_tokens, types, versions, config.parallel)
+        kinds = cache_layouts(device, spec, n_tokens, types, versions, config.parallel)
+        layouts = [layout for layout, n_alike in kinds for _ in range(n_alike)]
         ropes, caches = layouts[: len(spec.ropes)], layouts[len(spec.ropes) :]
         yield allocation(device, item, "device", reason, "KV cache", caches)
         reason = "one entry per position"
