@@ -6,6 +6,7 @@ asked for is in config.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -345,9 +346,14 @@ class ModelSpec:
         return replace(self, layers=(self.ahead,), ahead=None)
 
     @cached_property
+    def n_layers_of(self) -> dict[Mixer, int]:
+        """Count the layers with each kind of mixer, in the order of the first that has it."""
+        return Counter(layer.mixer for layer in self.kept_layers)
+
+    @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
         """List each kind of mixer once, in the order of the first layer that has it."""
-        return tuple(dict.fromkeys(layer.mixer for layer in self.kept_layers))
+        return tuple(self.n_layers_of)
 
     @cached_property
     def ropes(self) -> tuple[RopeSpec, ...]:

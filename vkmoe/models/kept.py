@@ -62,9 +62,9 @@ def state_bytes(mixer: Mixer, kept: Kept) -> tuple[int, ...]:
     return tuple(region_bytes(kv_type, n_rows, mixer.head_dim) for kv_type in kept.kv_types)
 
 
-def cache_bytes(spec: ModelSpec, kept: Kept) -> list[tuple[int, ...]]:
-    """Count the bytes of each cache of each layer, in the order in which they are placed."""
-    return [state_bytes(layer.mixer, kept) for layer in spec.kept_layers]
+def largest_cache(spec: ModelSpec, kept: Kept) -> int:
+    """Count the bytes of the largest cache of any layer, for one sequence."""
+    return max(n_bytes for mixer in spec.mixers for n_bytes in state_bytes(mixer, kept))
 
 
 def holds_all(mixer: Mixer, kept: Kept) -> bool:
@@ -76,8 +76,8 @@ def holds_all(mixer: Mixer, kept: Kept) -> bool:
 
 def copied_bytes(spec: ModelSpec, kept: Kept) -> int:
     """Count the bytes of a copy of all that does not hold for earlier positions; 0: all does."""
-    mixers = (layer.mixer for layer in spec.kept_layers)
-    return sum(_copied_bytes(mixer, kept) for mixer in mixers if not holds_all(mixer, kept))
+    kinds = spec.n_layers_of.items()
+    return sum(n * _copied_bytes(mixer, kept) for mixer, n in kinds if not holds_all(mixer, kept))
 
 
 def _copied_bytes(mixer: Mixer, kept: Kept) -> int:

@@ -6,7 +6,7 @@ a cache is the subject of kv_types.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from vkmoe.facts import (
 from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.models.kept import Kept, cache_bytes, copied_bytes, holds_all
+from vkmoe.models.kept import Kept, copied_bytes, holds_all, state_bytes
 from vkmoe.models.rope import rope_table
 from vkmoe.models.workspace import MixerKernels
 
@@ -46,12 +46,16 @@ class KvAddresses:
 
 def cache_layouts(
     device: DeviceInfo, spec: ModelSpec, kept: Kept, n_regions: int
-) -> list[ArenaLayout]:
-    """Lay out the rotary tables, then the caches of each layer: each has memory of its own."""
-    ropes = [[kept.n_positions * rope.dim * 4] for rope in spec.ropes]
-    sizes = cache_bytes(spec, kept)
-    layers = [[n_bytes * n_regions for n_bytes in of_layer] for of_layer in sizes]
-    return [lay_out_spans(device, spans) for spans in (*ropes, *layers)]
+) -> list[tuple[ArenaLayout, int]]:
+    """Lay out each rotary table, then the caches of a layer with each mixer; count those alike.
+
+    Every table and every layer has memory of its own.
+    """
+    found = [([kept.n_positions * rope.dim * 4], 1) for rope in spec.ropes]
+    for mixer, n_layers in spec.n_layers_of.items():
+        sizes = [n_bytes * n_regions for n_bytes in state_bytes(mixer, kept)]
+        found.append((sizes, n_layers))
+    return [(lay_out_spans(device, spans), n_alike) for spans, n_alike in found]
 
 
 def growth_bytes(device: DeviceInfo, spec: ModelSpec, plan: MemoryPlan, n_positions: int) -> int:
@@ -61,12 +65,16 @@ def growth_bytes(device: DeviceInfo, spec: ModelSpec, plan: MemoryPlan, n_positi
     """
     if n_positions <= plan.first_positions:
         return 0
-    kept = (Kept.by(plan, n) for n in (plan.first_positions, n_positions))
     first, grown = (
-        [sum(layout.buffers) for layout in cache_layouts(device, spec, each, plan.n_regions)]
-        for each in kept
+        cache_layouts(device, spec, Kept.by(plan, n), plan.n_regions)
+        for n in (plan.first_positions, n_positions)
     )
-    return sum(grown) + max(grown) - sum(first)
+    return sum(_total_and_largest(grown)) - _total_and_largest(first)[0]
+
+
+def _total_and_largest(layouts: Iterable[tuple[ArenaLayout, int]]) -> tuple[int, int]:
+    sizes = [(sum(layout.buffers), n_alike) for layout, n_alike in layouts]
+    return sum(n_bytes * n_alike for n_bytes, n_alike in sizes), max(sizes)[0]
 
 
 class KvCaches(Closing):
@@ -135,8 +143,7 @@ class KvCaches(Closing):
         """Count the bytes that `resize` takes more, with the largest layer in two places."""
         kept = Kept.by(self._plan, n_positions)
         layouts = cache_layouts(self._device.info, self._spec, kept, self.n_regions)
-        sizes = [sum(layout.buffers) for layout in layouts]
-        return sum(sizes) + max(sizes) - self.n_bytes
+        return sum(_total_and_largest(layouts)) - self.n_bytes
 
     def resize(self, n_positions: int, filled: Sequence[int]) -> None:
         """Move the first `filled` positions of each region to caches with so many positions.

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from vkmoe.choices import BufferName
 from vkmoe.config import EngineConfig
@@ -33,7 +33,7 @@ from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.kernels.handover.operations import HANDED, JOINED
-from vkmoe.models.kept import cache_bytes, copied_bytes
+from vkmoe.models.kept import copied_bytes, largest_cache
 from vkmoe.models.kv_caches import cache_layouts, growth_bytes
 from vkmoe.models.program_sizes import (
     CONTEXT_STEP,
@@ -155,6 +155,11 @@ class _Planner:
         n_fitting = bisect_right(sizes, room, key=growth)
         return replace(made, ctx_size=sizes[n_fitting - 1], spare_bytes=spare)
 
+    @cached_property
+    def _short(self) -> MemoryPlan:
+        """Plan all but experts, with a KV cache that has yet to grow."""
+        return self._base(min(sure_context(self.config, self.spec), FIRST_POSITIONS))
+
     def _base(self, n_positions: int) -> MemoryPlan:
         """Plan all but experts, with so many positions in the KV cache."""
         config = self.config
@@ -191,7 +196,7 @@ class _Planner:
         """
         lending = None
         if way.gives and not self.device.is_uma and not self.config.slots_option:
-            short = self._base(min(given.base.first_positions, FIRST_POSITIONS))
+            short = self._short
             free = given.free + self._taken(given.base) - self._taken(short)
             lent = growth_bytes(self.device, self.spec, short, given.base.first_positions)
             with suppress(OutOfMemoryError):
@@ -250,7 +255,7 @@ class _Planner:
     def _cache_lines(self, n_tokens: int) -> Iterator[Allocation]:
         config, spec, device = self.config, self.spec, self.device
         room = kept(config, spec, n_tokens)
-        largest = config.parallel * max(map(max, cache_bytes(spec, room)))
+        largest = config.parallel * largest_cache(spec, room)
         if largest > chunk_cap(device):
             raise OutOfMemoryError(
                 f"the KV cache of a layer needs {in_mib(largest)} in one piece, {device.name} "
@@ -262,7 +267,8 @@ class _Planner:
         reason = "as --ctx-size" if config.ctx_size else "the model's context"
         if n_tokens < (config.ctx_size or spec.context_length):
             reason = "it grows with the longest text"
-        layouts = cache_layouts(device, spec, room, config.parallel)
+        kinds = cache_layouts(device, spec, room, config.parallel)
+        layouts = [layout for layout, n_alike in kinds for _ in range(n_alike)]
         ropes, caches = layouts[: len(spec.ropes)], layouts[len(spec.ropes) :]
         yield allocation(device, item, "device", reason, "KV cache", caches)
         reason = "one entry per position"
