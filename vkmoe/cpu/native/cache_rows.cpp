@@ -171,6 +171,8 @@ void Heads::project_with(float common, size_t row, size_t index, float factor, f
     rotate(found, rope_ + place_.position(row) * rotary_, rotary_, style_);
 }
 
+size_t Heads::n_query_spans() const { return norm_ == kNormFullWidth ? 1 : n_queries; }
+
 void Heads::append(size_t row, size_t kv_head) const {
     std::vector<float> key(dim);
     project(row, n_queries + kv_head, 1.0F, key.data());
