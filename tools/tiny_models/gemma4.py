@@ -243,7 +243,6 @@ MODELS = (
            eps=1e-5),
     Gemma4("gemma4_inputs", 32, 7, 4, 1, 32, 64, full=(1, 3, 6), wide=64, wide_kv=1, n_tokens=30,
            keys_are_values=False, shared=3, doubled=True, input=64, eps=1e-3),
-    Gemma4("gemma4_shared", 32, 5, 6, 2, 32, 32, full=(1, 4), wide=64, wide_kv=2, window=4, cap=30.0,
-           shared=2, kept=True, scaled=False, input=96, experts=5,
-           top_k=2),
+    Gemma4("gemma4_shared", 32, 5, 6, 2, 32, 32, full=(1, 4), wide=64, wide_kv=2, window=4,
+           cap=30.0, shared=2, kept=True, scaled=False, input=96, experts=5, top_k=2),
 )  # fmt: skip

@@ -98,7 +98,7 @@ class LayerCache(ABC):
 class KvCache(LayerCache):
     """Holds addresses of a layer's caches and what else its attention reads. Gain 0 = no norm.
 
-    A layer that sees the caches of another gives any gain for k: it is read, and nothing made of it.
+    A layer that sees the caches of another gives any gain for k: kernels read it all the same.
     `sinks`: f32 [n_heads], one logit per head for the softmax's denominator; 0 = none.
     """
 
