@@ -100,6 +100,9 @@ def test_small_models_of_gemma4() -> None:
     assert [mixer.qkv_width for mixer in mixers[2:5]] == [6 * 32, 6 * 64, 4 * 32]
     assert mixers[4].state_bytes(100, both("f16")) == ()
     assert [block.width for block in spec.dense_blocks] == [64] * 4 + [128] * 3
+    lines = spec_lines(spec)
+    assert lines[0] == "layers        7 of width 32; a token brings 64 numbers to each"
+    assert sum("those of an earlier layer in" in line for line in lines) == 2
 
 
 # ----- gated delta rule -----
