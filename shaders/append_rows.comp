@@ -6,7 +6,8 @@
 // Who       a workgroup takes a head of a row, or where the norm is over the full width all of q, of k or of v. A lane takes the
 //           two dims of q that turn together, or the dims in one word of a cache.
 // Assumes   no two rows have the same place in the caches; values have no norm where that of keys is over the full width. Rows from n_rows on are left alone.
-// Dispatch  (N_HEADS + 2 N_KV_HEADS, or 3 where the norm is over the full width, rows, 1).
+// Dispatch  (N_HEADS + 2 N_KV_HEADS, or 3 where the norm is over the full width, rows, 1); (N_HEADS, rows, 1) where rows bring
+//           no k and v.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"

@@ -6,7 +6,7 @@
 //           partials [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position appends k and v to the caches. Rows of
 //           the batch lie a pitch behind one another. Where rows may be of one sequence
 //           there are two dispatches: one in which all append (mode APPEND), and one in which all read what is cached (mode
-//           READ).
+//           READ). A layer that sees the caches of another has the latter alone, and makes nothing of the words behind q.
 // Who       a team of TEAM_LANES lanes reads one position, 8 dims per lane and unit, for WORKGROUP_HEADS query heads at once,
 //           so K and V are read once; teams take STEP_POSITIONS positions per step, each with its own online softmax.
 // Assumes   TEAM_LANES divides HEAD_DIM/8, WORKGROUP_HEADS divides N_HEADS/N_KV_HEADS; rows that are seen are filled.

@@ -1,4 +1,5 @@
-// Computes  hidden = scale * E[token], gained = hidden * gain, one partial sum of hidden^2 a workgroup, for each row of a batch.
+// Computes  hidden = scale * E[token] and, if there is a gain, gained = hidden * gain and one partial sum of hidden^2 a workgroup,
+//           for each row of a batch.
 // Inputs    the tokens of params (clamped to the vocabulary), E by address: [n_vocab] rows of n_blocks quantised blocks.
 // Who       invocation -> one chunk of 32 weights of one row of the batch (z).
 // Assumes   rows are 16-byte aligned.
@@ -19,7 +20,7 @@ layout(set = 0, binding = 3, std430) writeonly buffer PartialsOut { float partia
 
 layout(push_constant, std430) uniform Push {
     uvec2 embeddings;
-    uvec2 gain;             // f32 [width]; the gain of the first norm
+    uvec2 gain;             // f32 [width]; the gain of the first norm; null: nothing is left for one
     uint n_vocab;
     uint row_bytes;
     uint n_blocks;
@@ -38,7 +39,7 @@ float store_group(uint first, vec4 q[8], uint q_first, float of_q, float minimum
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         const vec4 value = (of_q * q[q_first + i] - minimum) * scale;
         hidden4[row + first + i] = value;
-        gained4[row + first + i] = value * load_vec4(address_add(gain, (first + i) * 16u));
+        if (!is_null(gain)) gained4[row + first + i] = value * load_vec4(address_add(gain, (first + i) * 16u));
         square += dot(value, value);
     }
     return square;
@@ -62,6 +63,7 @@ void main() {
         square = store_group(first, q, 0u, of_groups.x, of_groups.y);
         square += store_group(first + GROUP_B_OFFSET, q, 4u, of_groups.z, of_groups.w);
     }
+    if (is_null(gain)) return;
     square = workgroup_sum(square);
     if (gl_LocalInvocationIndex == 0u) partials_out[ROW * partials_pitch + gl_WorkGroupID.x] = square;
 }

@@ -4,10 +4,10 @@
 //           behind blocks: Gemma 2 (arXiv:2408.00118), section 2.
 // Inputs    parts a and b (read if N_PARTS is 2), hidden f32 [4 * row_vec4s]; gain f32 [4 * row_vec4s] by address; the parts' gains
 //           and the next one alike, or null; scale f32 [1] by address, or null: 1. Rows lie a pitch behind one another.
-// Who       workgroup -> one row (z); a lane takes each size-th vec4, PIECE of them at once, so that their loads do not wait for
+// Who       workgroup -> one row (lines of them, y, in each z); a lane takes each size-th vec4, PIECE of them at once, so that their loads do not wait for
 //           each other. Parts are read again in each of three walks: registers have no room for long rows.
 // Assumes   no part is hidden or gained.
-// Dispatch  (1, 1, rows)
+// Dispatch  (1, lines, rows / lines)
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "address.glsl"
@@ -37,6 +37,7 @@ layout(push_constant, std430) uniform Push {
 
 #include "reduce.glsl"
 
+#define ROW (gl_WorkGroupID.z * gl_NumWorkGroups.y + gl_WorkGroupID.y)
 const uint PIECE = 8u;
 const uint SIZE = gl_WorkGroupSize.x;
 
@@ -46,8 +47,8 @@ struct Factors {
     float b;
 };
 
-vec4 part_a(uint i) { return a4[gl_WorkGroupID.z * a_pitch + i]; }
-vec4 part_b(uint i) { return b4[gl_WorkGroupID.z * b_pitch + i]; }
+vec4 part_a(uint i) { return a4[ROW * a_pitch + i]; }
+vec4 part_b(uint i) { return b4[ROW * b_pitch + i]; }
 vec4 gain4(uvec2 gains, uint i) { return load_vec4(address_add(gains, i * 16u)); }
 
 float inverse_rms(float squares) { return 1.0 / sqrt(squares / float(4u * row_vec4s) + eps); }
@@ -101,7 +102,7 @@ void main() {
     )
     const float factor = inverse_rms(workgroup_sum(squares));
     const float scaling = is_null(scale) ? 1.0 : load_float(scale);
-    const uint first_hidden = gl_WorkGroupID.z * (hidden_pitch / 4u);
+    const uint first_hidden = ROW * (hidden_pitch / 4u);
     precise float left = 0.0;
     WALK(
         const vec4 old = hidden4[first_hidden + i];
@@ -116,5 +117,5 @@ void main() {
     )
     if (is_null(gain)) return;
     left = workgroup_sum(left);
-    if (gl_LocalInvocationIndex == 0u) partials_out[gl_WorkGroupID.z * partials_pitch] = left;
+    if (gl_LocalInvocationIndex == 0u) partials_out[ROW * partials_pitch] = left;
 }

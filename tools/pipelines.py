@@ -30,6 +30,7 @@ from vkmoe.kernels.attention.cases import CACHES, wide_shape
 from vkmoe.kernels.attention.operations import AttentionTensors, KvCache, attention
 from vkmoe.kernels.attention.shapes import choose_split
 from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.layer_inputs.operations import gate_inputs
 from vkmoe.kernels.logits.operations import soft_cap
 from vkmoe.kernels.matvec.operations import Matrix
 from vkmoe.kernels.norms.operations import NormedPart, NormOutput, norm_residual, rms_norm
@@ -177,7 +178,7 @@ def _beside_cpu(weights: ModelWeights) -> ModelWeights:
 
 def _other_kernels(tuning: Tuning) -> Program:
     """Append what these programs lack: norms of compressed queries and behind blocks, a link's
-    measure, caps of logits, and heads of 512 dims.
+    measure, caps of logits, inputs of layers, and heads of 512 dims.
     """
     program, width = Program("others"), 1536
     x, y, op = TensorRef("x", width), TensorRef("y", width), OpContext(program, tuning)
@@ -188,6 +189,7 @@ def _other_kernels(tuning: Tuning) -> Program:
         norm_residual(op, parts, 1 << 32, output, width, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
     soft_cap(op, y, width, 30.0)
+    gate_inputs(op, x, y, 0, width)
     for kv_types in CACHES:
         _wide_heads(op, kv_types)
     return program

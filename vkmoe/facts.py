@@ -150,6 +150,7 @@ class AttentionSpec:
     output_bias: bool = False  # of the output projection
     gated: bool = False  # by the logistic function of as many numbers, projected beside each query
     value_norm: bool = False  # RMSNorm of the values of each KV head, without a gain
+    own_kv: bool = True  # keys and values; else those of the last layer before that has alike ones
     is_recurrent: ClassVar[bool] = False  # what it keeps holds for every earlier position
 
     @property
@@ -168,7 +169,7 @@ class AttentionSpec:
     @property
     def qkv_width(self) -> int:
         """Count the elements that are projected from the hidden state: q, k, v and gates."""
-        return (1 + self.gated) * self.q_width + 2 * self.kv_width
+        return (1 + self.gated) * self.q_width + 2 * self.kv_width * self.own_kv
 
     @property
     def attended_width(self) -> int:
@@ -327,6 +328,7 @@ class ModelSpec:
     context_limit: str = ""  # why `context_length` is less than the model was trained for
     embedding_scale: float = 1.0  # what the first layer reads is multiplied by it
     logit_cap: float = 0.0  # logits are cap * tanh(logits / cap); 0: as they are
+    input_width: int = 0  # of what a token brings to each layer besides the state; 0: nothing
     n_ahead_layers: int = 0  # of the file, behind the others
     ahead: LayerSpec | None = None  # the first of these; None: nothing is guessed with it
 
@@ -432,9 +434,11 @@ class WeightBytes:
     mapped_experts: int = 0  # of these
     copied: int = 0  # that they cannot read there
     file_spans: tuple[SpanInFile, ...] = ()  # in each MoE layer, where the CPU computes experts
-    layer_pieces: tuple[int, ...] = ()  # how many of `pieces` each layer has; the first has none
+    table_pieces: int = 0  # how many, behind the first, hold rows of tokens: host memory has these
+    layer_pieces: tuple[int, ...] = ()  # how many of those behind each layer has
     ahead_pieces: int = 0  # how many of `pieces`, the last ones, the layer has that guesses tokens
     ahead: int = 0  # bytes of that layer
+    table: int = 0  # bytes of which a token reads a row, besides the first piece
     ahead_experts: int = 0  # of these
 
     @property
@@ -442,10 +446,14 @@ class WeightBytes:
         return sum(self.pieces)
 
     def trunk_pieces(self, host_layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Part the trunk: what is on the device, and what of the last layers is in host memory."""
-        end = 1 + sum(self.layer_pieces)
+        """Part the trunk: what is on the device, and what is in host memory: rows of tokens, and
+        what the last layers have.
+        """
+        pieces, first = self.pieces, 1 + self.table_pieces
+        end = first + sum(self.layer_pieces)
         start = end - sum(self.layer_pieces[len(self.layer_pieces) - host_layers :])
-        return self.pieces[:start] + self.pieces[end:], self.pieces[start:end]
+        on_host = pieces[1:first] + pieces[start:end]
+        return pieces[:1] + pieces[first:start] + pieces[end:], on_host
 
 
 @dataclass(frozen=True)

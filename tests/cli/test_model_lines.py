@@ -30,7 +30,9 @@ def model(*types: tuple[str, str, str]) -> ModelTensors:
     layers = []
     for kinds in types:
         matrices = tuple(ExpertMatrix((tensor(kind),), 1, 256, 256) for kind in kinds)
-        layers.append(LayerTensors(FeedForwardTensors(matrices), True, {}, AttentionWeights, {}))
+        layers.append(
+            LayerTensors(FeedForwardTensors(matrices), True, {}, AttentionWeights, {}, {})
+        )
     return ModelTensors(matrix, vector, matrix, tuple(layers))
 
 

@@ -26,6 +26,8 @@ BESIDE = [
     *("router norm", "router", "top-k", *DENSE, "beside norm", "beside gate/up", "beside down"),
     "post norm",
 ]
+INPUT = ["input gate", "gated inputs", "input output", "input post norm"]
+ALL_INPUTS = ["rows of layers", "projected", "inputs"]
 # What layers take whose matrices have one type each. docs/models.md has the numbers.
 LAYERS = {
     "qwen3": [GROUPED + DENSE],
@@ -46,7 +48,10 @@ LAYERS = {
     "hy_v3": [GROUPED + DENSE, GROUPED + SHARED],
     "deepseek32": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "glm-dsa": [COMPRESSED + DENSE, COMPRESSED + SHARED],
-    "gemma4": [NORMED + DENSE + ["post norm"], NORMED + BESIDE],
+    "gemma4": [
+        *(NORMED + DENSE + ["post norm"], NORMED + BESIDE),
+        NORMED + DENSE + ["post norm", *INPUT],
+    ],
     "mistral4": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "deepseek2": [LATENT + DENSE, LATENT + SHARED, COMPRESSED + DENSE, COMPRESSED + SHARED],
 }
@@ -68,6 +73,7 @@ def test_a_layer_takes_the_dispatches_of_its_architecture(name: str) -> None:
     with Engine(model_path(name), EngineConfig()) as engine:
         layers, n_dispatches = printed_layers(engine), len(engine.program().dispatches())
         n_others = 5 + (engine.spec.logit_cap > 0)
+        n_others += len(ALL_INPUTS) * (engine.spec.input_width > 0)
     assert all(layer in kinds for layer in layers), layers
-    # embed, logits, their cap, two for the candidates, finish
+    # embed, inputs of layers, logits, their cap, two for the candidates, finish
     assert n_dispatches == sum(map(len, layers)) + n_others

@@ -70,6 +70,7 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "512, f32, without norms": wide_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
     "512, q8_0, full norm": wide_shape(norm="full_width", kv_types=both("q8_0")),
     "group 5, 320": qwen3_shape(n_heads=5, n_kv_heads=1, head_dim=320, rotary_dim=64),
+    "gemma4, another's caches": gemma4_shape(n_heads=6, n_kv_heads=1, appends=False),
     "gemma4, 96": gemma4_shape(head_dim=96, rotary_dim=96, kv_types=both("f32")),
     "gemma4, q8_0": gemma4_shape(n_heads=4, kv_types=KvTypes("f16", "q8_0"), norm="none"),
     "64 + 32": deepseek2_shape(),

@@ -9,6 +9,7 @@ from tests.kernels.test_router import TUNINGS
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.norms import operations
 from vkmoe.kernels.norms.cases import NormResidualCase
 from vkmoe.kernels.norms.operations import NormedPart, NormOutput, norm_residual
 from vkmoe.kernels.norms.twins import NormedRow
@@ -33,6 +34,14 @@ def test_parts(runner: Runner, normed: tuple[bool, ...], scaled: bool) -> None:
     case = NormResidualCase(TUNINGS[0], 2816, normed, scaled)
     case.run(runner).verify()
     RowsCase(case).run(runner).verify()
+
+
+def test_rows_that_take_several_lines_of_workgroups(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the parts of 2,048 rows for 42 layers do; here of 4 rows and of 8."""
+    monkeypatch.setattr(operations, "MAX_GROUPS", 3)
+    RowsCase(NormResidualCase(TUNINGS[0], 96, (True, False))).run(runner).verify()
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-4, 1e4])

@@ -134,6 +134,7 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "full width": qwen3_shape(context=CONTEXT, norm="full_width", n_heads=4),
     "512 dims": wide_shape(context=CONTEXT, window=50),
     "normed values": gemma4_shape(context=CONTEXT),
+    "another's caches": gemma4_shape(context=CONTEXT, appends=False),
     "latent": deepseek2_shape(context=CONTEXT),
     "K q8_0, V f16": gpt_oss_shape(context=CONTEXT, kv_types=KvTypes("q8_0", "f16"), sinks=False),
     "latent q8_0": deepseek2_shape(context=CONTEXT, kv_type="q8_0"),

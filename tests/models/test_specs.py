@@ -26,7 +26,10 @@ from vkmoe.facts import (
     RopeSpec,
 )
 from vkmoe.gguf_file import open_gguf
+from vkmoe.kv_types import both
 from vkmoe.models import ARCHITECTURES, read_spec
+from vkmoe.models.kept import Kept, state_bytes
+from vkmoe.models.kv_caches import caching_layers
 from vkmoe.models.program_sizes import sure_context
 from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import read_tensors
@@ -87,10 +90,20 @@ def test_gemma4(tmp_path: Path) -> None:
     assert bare.logit_cap == 0.0
 
 
-@pytest.mark.parametrize("key", ["attention.shared_kv_layers", "embedding_length_per_layer_input"])
-def test_small_models_of_gemma4_are_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="is not 0"):
-        changed(tmp_path, "gemma4_odd", **{key.replace(".", "__"): 2})
+def test_small_models_of_gemma4() -> None:
+    spec = spec_of(model_path("gemma4_inputs"))
+    assert spec.input_width == 64 and spec_of(model_path("gemma4_odd")).input_width == 0
+    mixers = [attention_of(spec, layer) for layer in range(7)]
+    assert [mixer.own_kv for mixer in mixers] == [True] * 4 + [False] * 3
+    assert caching_layers(spec) == (0, 1, 2, 3, 2, 2, 3)
+    # Not the last two before, whatever their kind.
+    assert caching_layers(spec_of(model_path("gemma4_shared"))) == (0, 1, 2, 2, 1)
+    assert [mixer.qkv_width for mixer in mixers[2:5]] == [6 * 32, 6 * 64, 4 * 32]
+    assert state_bytes(mixers[4], Kept(100, both("f16"))) == ()
+    assert [block.width for block in spec.dense_blocks] == [64] * 4 + [128] * 3
+    lines = spec_lines(spec)
+    assert lines[0] == "layers        7 of width 32; a token brings 64 numbers to each"
+    assert sum("those of an earlier layer in" in line for line in lines) == 2
 
 
 # ----- gated delta rule -----

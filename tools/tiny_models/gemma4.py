@@ -1,5 +1,5 @@
 """Tiny models of `gemma4`: windows in most layers, norms behind every block, a dense block beside
-the experts.
+the experts; layers that see what earlier ones keep, and embeddings for each layer.
 
 Layers that see all have wider heads, fewer of keys, and values made of the keys' projection; of
 each head a part turns, whose pairs are spread over all of it.
@@ -16,9 +16,15 @@ from numpy.typing import NDArray
 
 from tools.tiny_models.drawing import Draw, Tensors, Weights
 from tools.tiny_models.model import TinyModel
+from tools.tiny_models.vocabulary import vocabulary
 
 NEVER = 1e30  # the factor of a pair that does not turn
 PARTS = ("gate", "up", "down")
+MODEL_NAMES = {
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,14 @@ class Gemma4(TinyModel):
     cap: float = 8.0
     scaled: bool = True
     wide_base: float = 1e6
+    shared: int = 0
+    """The last layers, that have no keys and values."""
+    doubled: bool = False
+    """The dense blocks of these are twice as wide."""
+    input: int = 0
+    """Width of what a token brings to each layer."""
+    kept: bool = False
+    """A file has keys and values of the layers that do not use any."""
 
     architecture, hf_kind = "gemma4", "Gemma4"
 
@@ -51,12 +65,37 @@ class Gemma4(TinyModel):
     def rope_base(self) -> float:
         return self.wide_base
 
+    @property
+    def widths(self) -> list[int]:
+        """Of the dense blocks of all layers."""
+        first = self.layers - self.shared
+        return [self.ff * (1 + (self.doubled and i >= first)) for i in range(self.layers)]
+
+    def draw(self, seed: int) -> Weights:
+        weights = super().draw(seed)
+        if not self.input:
+            return weights
+        draw, n_vocab = Draw(seed + 2), len(weights["token_embd.weight"])
+        whole = self.layers * self.input
+        return weights | {
+            "per_layer_token_embd.weight": draw.matrix(n_vocab, whole, gain=float(np.sqrt(whole))),
+            "per_layer_model_proj.weight": draw.matrix(whole, self.hidden),
+            "per_layer_proj_norm.weight": draw.norm(self.input),
+        }
+
     def block(self, draw: Draw, layer: int) -> Weights:
         block = self.attention_of(draw, layer in self.full) | {
             f"{name}.weight": draw.norm(self.hidden)
             for name in ("ffn_norm", "post_attention_norm", "post_ffw_norm")
         }
-        block |= self.dense(draw, self.ff)
+        block |= self.dense(draw, self.widths[layer])
+        if layer >= self.layers - self.shared and not self.kept:
+            for name in ("attn_k", "attn_v", "attn_k_norm"):
+                block.pop(f"{name}.weight", None)
+        if self.input:
+            block["inp_gate.weight"] = draw.matrix(self.input, self.hidden)
+            block["proj.weight"] = draw.matrix(self.hidden, self.input)
+            block["post_norm.weight"] = draw.norm(self.hidden)
         if self.scaled:
             block["layer_output_scale.weight"] = 1 + draw.bias(1)
         if self.experts:
@@ -113,11 +152,11 @@ class Gemma4(TinyModel):
         writer.add_uint32(f"{prefix}.rope.dimension_count_swa", self.head_dim)
         writer.add_float32(f"{prefix}.rope.freq_base_swa", self.rope_parameters["rope_theta"])
         writer.add_float32(f"{prefix}.final_logit_softcapping", self.cap)
-        writer.add_uint32(f"{prefix}.attention.shared_kv_layers", 0)
-        writer.add_uint32(f"{prefix}.embedding_length_per_layer_input", 0)
+        writer.add_uint32(f"{prefix}.attention.shared_kv_layers", self.shared)
+        writer.add_uint32(f"{prefix}.embedding_length_per_layer_input", self.input)
 
     def add_counts(self, writer: gguf.GGUFWriter) -> None:
-        writer.add_feed_forward_length(self.ff)
+        writer.add_feed_forward_length(self.widths if self.doubled else self.ff)
         writer.add_head_count(self.heads)
 
     def add_head_widths(self, writer: gguf.GGUFWriter) -> None:
@@ -139,7 +178,10 @@ class Gemma4(TinyModel):
             "num_global_key_value_heads": self.wide_kv,
             "attention_k_eq_v": self.keys_are_values,
             "final_logit_softcapping": self.cap,
-            "hidden_size_per_layer_input": 0,
+            "hidden_size_per_layer_input": self.input,
+            "vocab_size_per_layer_input": len(vocabulary()),
+            "num_kv_shared_layers": self.shared,
+            "use_double_wide_mlp": self.doubled,
             "rope_parameters": {
                 kinds[0]: self.rope_parameters,
                 kinds[1]: proportional | {"rope_theta": self.wide_base},
@@ -164,7 +206,19 @@ class Gemma4(TinyModel):
             "post_ffw_norm_1": "post_feedforward_layernorm_1",
             "post_ffw_norm_2": "post_feedforward_layernorm_2",
             "ffn_gate_inp": "router.proj",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
         }
+
+    def hf_state(self, weights: Weights) -> Weights:
+        state = super().hf_state(weights)
+        for name, theirs in MODEL_NAMES.items() if self.input else ():
+            state[f"model.{theirs}.weight"] = weights[f"{name}.weight"]
+        for layer in range(self.layers - self.shared, self.layers) if self.kept else ():
+            for part in ("k_proj", "v_proj", "k_norm"):
+                state.pop(f"model.layers.{layer}.self_attn.{part}.weight", None)
+        return state
 
     def hf_block(self, block: Weights) -> Weights:
         state = super().hf_block(block)
@@ -187,4 +241,8 @@ MODELS = (
            share=0.5, keys_are_values=False, fused=False, scaled=False, window=3),
     Gemma4("gemma4_dense", 32, 4, 4, 2, 32, 64, full=(0, 3), wide=64, wide_kv=2, n_tokens=30,
            eps=1e-5),
+    Gemma4("gemma4_inputs", 32, 7, 4, 1, 32, 64, full=(1, 3, 6), wide=64, wide_kv=1, n_tokens=30,
+           keys_are_values=False, shared=3, doubled=True, input=64, eps=1e-3),
+    Gemma4("gemma4_shared", 32, 5, 6, 2, 32, 32, full=(1, 4), wide=64, wide_kv=2, window=4,
+           cap=30.0, shared=2, kept=True, scaled=False, input=96, experts=5, top_k=2),
 )  # fmt: skip

@@ -160,7 +160,8 @@ def _tuning_lines(recalled: Recalled) -> list[str]:
 
 def spec_lines(spec: ModelSpec) -> list[str]:
     """Describe the model's shape, a line for each part."""
-    lines = [f"layers        {spec.n_layers} of width {spec.width}"]
+    inputs = f"; a token brings {spec.input_width} numbers to each" if spec.input_width else ""
+    lines = [f"layers        {spec.n_layers} of width {spec.width}{inputs}"]
     kinds = Counter(_attention(layer.mixer) for layer in spec.layers)
     for kind, n_layers in kinds.items():
         title = "" if len(lines) > 1 else "attention"
@@ -219,6 +220,7 @@ def _attention(mixer: Mixer) -> str:
         "biases": mixer.qkv_bias,
         "sinks": mixer.sinks,
         "gated": mixer.gated,
+        "those of an earlier layer": not mixer.own_kv,
     }
     named = "".join(f", {name}" for name, present in extras.items() if present)
     return f"{kind}, {mixer.n_heads} heads of {mixer.head_dim}, {n_kv} for keys and values{named}"

@@ -13,6 +13,7 @@ from vkmoe.kernels.attention import cases as attention
 from vkmoe.kernels.experts import cases as experts
 from vkmoe.kernels.family import Family, Variant
 from vkmoe.kernels.handover import cases as handover
+from vkmoe.kernels.layer_inputs import cases as layer_inputs
 from vkmoe.kernels.logits import cases as logits
 from vkmoe.kernels.matmul import cases as matmul
 from vkmoe.kernels.matvec import cases as matvec
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     **prompt_attention.FAMILIES,
     **recurrent.FAMILIES,
     **router.FAMILIES,
+    **layer_inputs.FAMILIES,
     **logits.FAMILIES,
     **prompt_experts.FAMILIES,
     **handover.FAMILIES,

@@ -177,12 +177,13 @@ class GroupedAttention(AttentionBlock):
     def _kv_cache(self, weights: AttentionWeights) -> KvCache:
         cache = self.cache
         keys, values = cache.caches
+        k_gain = weights.k_gain if weights.k else weights.q_gain
         return KvCache(
             keys,
             values,
             cache.rope_table,
             weights.q_gain,
-            weights.k_gain,
+            k_gain,
             weights.sinks,
             cache.n_regions,
         )
@@ -318,9 +319,9 @@ class DeltaNet(AttentionBlock):
 
 
 def _projections(weights: AttentionWeights) -> tuple[Matrix, ...]:
-    """List what is projected of a row: q, k and v, and behind them gates."""
-    qkv = weights.q, weights.k, weights.v
-    return qkv if weights.gate is None else (*qkv, weights.gate)
+    """List what is projected of a row: q, k and v that the layer has, and behind them gates."""
+    qkv = weights.q, weights.k, weights.v, weights.gate
+    return tuple(matrix for matrix in qkv if matrix is not None)
 
 
 # What appends each kind of mixer.

@@ -22,7 +22,8 @@ from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.models.attention import MIXERS, AttentionBlock
 from vkmoe.models.feed_forward import FeedForwardBlock
-from vkmoe.models.kv_caches import KvAddresses
+from vkmoe.models.kv_caches import KvAddresses, caching_layers
+from vkmoe.models.layer_inputs import LayerInputs
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import Workspace
 from vkmoe.modes import RESIDENT, ExpertMode
@@ -35,7 +36,7 @@ class _Append(Protocol):
 
 
 class _Stage(NamedTuple):
-    """Describes a part of a layer, with the gain of the norm before it."""
+    """Describes a part of a layer, with the gain of the norm before it; 0: there is no norm."""
 
     layer: int
     gain: int
@@ -55,9 +56,9 @@ class Decoder:
 
     @property
     def cache_bytes(self) -> list[int]:
-        """List the bytes of each layer's KV cache, of one sequence."""
-        kinds = (self._mixer(index).kernels for index in range(self.spec.n_layers))
-        return [sum(kind.state_bytes) for kind in kinds]
+        """List the bytes of the KV cache that each layer sees, of one sequence."""
+        layers = caching_layers(self.spec)[: self.spec.n_layers]
+        return [sum(self._mixer(index).kernels.state_bytes) for index in layers]
 
     def program(self, kind: BatchKind) -> Program:
         """Build the program of a kind of batches: all layers, then the head if rows want logits.
@@ -82,6 +83,7 @@ class Decoder:
         gains = [*(part.gain for part in parts), self.weights.output_gain]
         op.mark("embed")
         n_partials = self._append_input(op, self._leaves(gains[0]))
+        self._layer_inputs.append_all(op)
         for part, next_gain in zip(parts, gains[1:], strict=True):
             norm, leaves = self._norm(n_partials), self._leaves(next_gain)
             n_partials = part.append(op.of_layer(part.layer), norm=norm, leaves=leaves)
@@ -101,10 +103,14 @@ class Decoder:
         feed_forward = FeedForwardBlock(self.spec, self.workspace, self.weights, self.mode)
         op.mark("embed")
         self._append_prompt_input(op)
-        for index in range(self.spec.n_layers):
+        inputs = self._layer_inputs
+        inputs.append_all_of_prompts(op)
+        for index, layer in enumerate(self.weights.layers):
             of_layer = op.of_layer(index)
             self._mixer(index).append_prompt(of_layer)
             feed_forward.append_prompt(of_layer, index)
+            if layer.input is not None:
+                inputs.append_prompt(of_layer, index)
 
     def _append_picked_head(self, op: OpContext) -> None:
         """Append the head for rows that want logits among others, if there may be any.
@@ -141,6 +147,12 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             yield _Stage(index, layer.mixer.gain, self._mixer(index).append)
             yield _Stage(index, layer.feed_forward.gain, partial(feed_forward.append, index=index))
+            if layer.input is not None:
+                yield _Stage(index, 0, partial(self._layer_inputs.append, index=index))
+
+    @property
+    def _layer_inputs(self) -> LayerInputs:
+        return LayerInputs(self.spec, self.workspace, self.weights)
 
     def _mixer(self, index: int) -> AttentionBlock:
         block = MIXERS[type(self.spec.layers[index].mixer)]

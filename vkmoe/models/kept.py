@@ -50,11 +50,13 @@ def state_bytes(mixer: Mixer, kept: Kept) -> tuple[int, ...]:
     """Count the bytes of each cache of a layer, for one sequence.
 
     They are of keys and of values, or of the compressed rows that are both, or of the rows that a
-    recurrent layer projected last and of its states, f32.
+    recurrent layer projected last and of its states, f32. Layers that see others' have none.
     """
     if isinstance(mixer, DeltaNetSpec):
         states = 4 * kept.n_versions * mixer.n_heads * mixer.head_dim**2
         return 4 * RING_ROWS * mixer.n_channels, states
+    if isinstance(mixer, AttentionSpec) and not mixer.own_kv:
+        return ()
     n_places = min(kept.n_positions, ring_of(mixer, kept.margin) or kept.n_positions)
     if isinstance(mixer, LatentSpec):
         return (region_bytes(kept.kv_types.keys, n_places, mixer.row),)
@@ -71,6 +73,8 @@ def holds_all(mixer: Mixer, kept: Kept) -> bool:
     """Say whether texts can go back to any of their positions with what a layer keeps."""
     if isinstance(mixer, DeltaNetSpec):
         return False
+    if isinstance(mixer, AttentionSpec) and not mixer.own_kv:
+        return True
     return not 0 < ring_of(mixer, kept.margin) < kept.n_positions
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from vkmoe.closing import Closing
 from vkmoe.facts import (
     ArenaLayout,
+    AttentionSpec,
     DeltaNetSpec,
     DeviceInfo,
     MemoryPlan,
@@ -56,6 +57,23 @@ def cache_layouts(
         sizes = [n_bytes * n_regions for n_bytes in state_bytes(mixer, kept)]
         found.append((sizes, n_layers))
     return [(lay_out_spans(device, spans), n_alike) for spans, n_alike in found]
+
+
+def caching_layers(spec: ModelSpec) -> tuple[int, ...]:
+    """Name for each kept layer the one whose caches it sees: itself, or the last alike before it.
+
+    Must hold: one without keys and values of its own has such a layer before it.
+    """
+    last: dict[Mixer, int] = {}
+    found = []
+    for index, layer in enumerate(spec.kept_layers):
+        kind = layer.mixer
+        if isinstance(kind, AttentionSpec) and not kind.own_kv:
+            kind = replace(kind, own_kv=True)
+        else:
+            last[kind] = index
+        found.append(last[kind])
+    return tuple(found)
 
 
 def growth_bytes(device: DeviceInfo, spec: ModelSpec, plan: MemoryPlan, n_positions: int) -> int:
@@ -122,12 +140,12 @@ class KvCaches(Closing):
     @property
     def addresses(self) -> tuple[KvAddresses, ...]:
         """Return where the caches of each layer are now, that of the one that guesses last."""
-        layers = zip(self._layers, self._spec.kept_layers, strict=True)
+        layers = zip(caching_layers(self._spec), self._spec.kept_layers, strict=True)
         return tuple(
             KvAddresses(
                 held.n_positions, self.n_regions, self._rope_of(layer.mixer), held.addresses
             )
-            for held, layer in layers
+            for held, layer in ((self._layers[index], layer) for index, layer in layers)
         )
 
     def _rope_of(self, mixer: Mixer) -> int:

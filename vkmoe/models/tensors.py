@@ -109,12 +109,14 @@ class LayerTensors:
     mixer: Mapping[str, TrunkTensor]
     mixer_weights: type[MixerWeights]
     feed_forward: Mapping[str, TrunkTensor]  # what there is of FeedForwardWeights besides `block`
+    input: Mapping[str, TrunkTensor]  # of InputWeights; empty: a token brings nothing to the layer
 
     @property
     def trunk(self) -> tuple[TrunkTensor, ...]:
         """List what every token reads, in the order of memory."""
         block = () if self.has_experts else (self.block,)
-        return (*block, *self.mixer.values(), *self.feed_forward.values())
+        parts = self.mixer, self.feed_forward, self.input
+        return (*block, *(tensor for part in parts for tensor in part.values()))
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,16 @@ class AheadTensors:
 
 
 @dataclass(frozen=True)
+class InputTensors:
+    """Holds the tensors of `TokenInputs`. Of the table a token reads a row, so that it may lie in
+    host memory."""
+
+    table: FileMatrix
+    projection: FileMatrix
+    gain: FileVector
+
+
+@dataclass(frozen=True)
 class ModelTensors:
     """Holds all tensors of a model; `output` is `embeddings` when they are tied."""
 
@@ -152,6 +164,7 @@ class ModelTensors:
     output: FileMatrix
     layers: tuple[LayerTensors, ...]
     ahead: AheadTensors | None = None  # to guess tokens with, where that is wanted
+    inputs: InputTensors | None = None  # what a token brings to all layers besides the state
 
     @property
     def expert_layers(self) -> Iterator[FeedForwardTensors]:
@@ -162,8 +175,12 @@ class ModelTensors:
     def trunk(self) -> Iterator[TrunkTensor]:
         """List what every token reads, in the order of memory."""
         yield self.embeddings
+        if self.inputs is not None:
+            yield self.inputs.table
         for layer in self.layers:
             yield from layer.trunk
+        if self.inputs is not None:
+            yield from (self.inputs.projection, self.inputs.gain)
         yield self.output_gain
         if self.output is not self.embeddings:
             yield self.output
@@ -192,8 +209,24 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
         is_long = rope.scaling == "longrope"
         for name in LONGROPE_FACTORS if is_long else (ROPE_FACTORS,) * bool(rope.factors):
             find.ignore(name)
+    inputs = _inputs(find, spec) if spec.input_width else None
     find.finish()
-    return ModelTensors(embeddings, output_gain, output, layers)
+    return ModelTensors(embeddings, output_gain, output, layers, inputs=inputs)
+
+
+def _inputs(find: _Finder, spec: ModelSpec) -> InputTensors:
+    """Find what a token brings to all layers.
+
+    The sum of a row of the table and of what is normed is divided by the root of 2: the gain is
+    here, and the row where it is looked up.
+    """
+    whole = spec.n_layers * spec.input_width
+    gain = find.vector("per_layer_proj_norm.weight", spec.input_width)
+    return InputTensors(
+        find.matrix("per_layer_token_embd.weight", spec.n_vocab, whole),
+        find.matrix("per_layer_model_proj.weight", whole, spec.width),
+        replace(gain, factor=2**-0.5),
+    )
 
 
 def read_ahead(file: GgufFile, spec: ModelSpec) -> AheadTensors:
@@ -247,9 +280,11 @@ def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
     if layer.post_norms:
         tensors["post_gain"] = find.vector("post_attention_norm.weight", width)
         others["post_gain"] = find.vector("post_ffw_norm.weight", width)
+    inputs = dict(_input(find, spec.input_width, width)) if spec.input_width else {}
     if layer.scaled:
-        others["scale"] = find.vector("layer_output_scale.weight", 1)
-    return LayerTensors(block, has_experts, tensors, weights, others)
+        last = inputs or others
+        last["scale"] = find.vector("layer_output_scale.weight", 1)
+    return LayerTensors(block, has_experts, tensors, weights, others, inputs)
 
 
 # ----- the table: every tensor of a layer once, with its field, role, file name and shape -----
@@ -265,7 +300,8 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
     yield "output", find.matrix("attn_output.weight", width, q)
     if spec.qk_norm != "none":
         yield "q_gain", find.vector("attn_q_norm.weight", spec.head_dim if per_head else q)
-        yield "k_gain", find.vector("attn_k_norm.weight", spec.head_dim if per_head else kv)
+        if spec.own_kv:
+            yield "k_gain", find.vector("attn_k_norm.weight", spec.head_dim if per_head else kv)
     if spec.qkv_bias:
         sizes = {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
         found = [find.vector(name, size) for name, size in sizes.items()]
@@ -291,6 +327,10 @@ def _projections(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row
     else:
         yield "q", find.matrix("attn_q.weight", q, width)
     keys, values = "attn_k.weight", "attn_v.weight"
+    if not spec.own_kv:
+        for name in (keys, values, "attn_k_norm.weight"):  # which files may have all the same
+            find.ignore(name)
+        return
     yield "k", find.matrix(keys, kv, width)
     # Where values are normed otherwise than keys, both may be made of one projection.
     yield "v", find.matrix(keys if spec.value_norm and not find.has(values) else values, kv, width)
@@ -372,6 +412,13 @@ def _beside(find: _Finder, spec: ExpertSpec, width: int) -> Iterator[Row]:
     yield "experts_post_gain", find.vector("post_ffw_norm_2.weight", width)
     scale = find.vector("ffn_gate_inp.scale", width)
     yield "router_gain", replace(scale, factor=width**-0.5)
+
+
+def _input(find: _Finder, inner: int, width: int) -> Iterator[Row]:
+    """List what adds that which a token brings to the layer."""
+    yield "gate", find.matrix("inp_gate.weight", inner, width)
+    yield "output", find.matrix("proj.weight", width, inner)
+    yield "post_gain", find.vector("post_norm.weight", width)
 
 
 def _block(find: _Finder, spec: FeedForward, width: int, suffix: str = "") -> FeedForwardTensors:

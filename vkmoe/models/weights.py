@@ -56,13 +56,13 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Holds the weights of grouped-query attention."""
+    """Holds the weights of grouped-query attention; without k and v it sees another's caches."""
 
     gain: int
     q: Matrix
-    k: Matrix
-    v: Matrix
     output: Matrix
+    k: Matrix | None = None
+    v: Matrix | None = None
     q_gain: int = 0
     k_gain: int = 0
     qkv_bias: int = 0  # of q, k and v behind one another
@@ -134,6 +134,16 @@ class FeedForwardWeights:
 
 
 @dataclass(frozen=True)
+class InputWeights:
+    """Holds what adds that which a token brings to a layer; see layer_inputs.py."""
+
+    gate: Matrix  # [input width, width]
+    output: Matrix  # [width, input width]
+    post_gain: int  # of the norm behind the output
+    scale: int = 0  # by which the state is multiplied behind that; 0: by 1
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """Holds the weights of a layer.
 
@@ -143,11 +153,13 @@ class LayerWeights:
     mixer: MixerWeights
     feed_forward: FeedForwardWeights
     in_host: bool = False
+    input: InputWeights | None = None  # None: a token brings nothing to it
 
     @property
     def trunk_bytes(self) -> int:
         """Count the bytes of the matrices and blocks that every token reads."""
-        parts = (*vars(self.mixer).values(), *vars(self.feed_forward).values())
+        fields = (vars(part) for part in (self.mixer, self.feed_forward, self.input) if part)
+        parts = (part for of_part in fields for part in of_part.values())
         return sum(part.n_bytes for part in parts if isinstance(part, Matrix | BlockWeights))
 
     @property
@@ -155,6 +167,18 @@ class LayerWeights:
         """Count the bytes of one of its routed experts; 0: it has none."""
         experts = self.feed_forward
         return experts.block.shape.span_bytes if experts.router is not None else 0
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """Holds what a token brings to all layers: rows of a table, and a projection of its embedding.
+
+    Both are [..., n_layers * input width]; see layer_inputs.py.
+    """
+
+    table: Matrix
+    projection: Matrix
+    gain: int  # f32 [input width], of the norm of what is projected for a layer
 
 
 @dataclass(frozen=True)
@@ -168,6 +192,7 @@ class ModelWeights:
     expert_table: Range
     n_landing: int = 0  # landing places of a layer in the expert table
     brought_places: BroughtPlaces | None = None  # for experts of prompts that are not on the device
+    inputs: TokenInputs | None = None  # of all layers
 
     @property
     def moe_layers(self) -> tuple[int, ...]:

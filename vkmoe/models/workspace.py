@@ -41,13 +41,13 @@ class AttentionKernels:
 
     @property
     def state_bytes(self) -> tuple[int, ...]:
-        """Count the bytes of each cache of a layer, for one sequence."""
-        return self.shape.cache_bytes
+        """Count the bytes of each cache that a layer has, for one sequence."""
+        return self.shape.cache_bytes if self.shape.appends else ()
 
     @property
     def n_positions(self) -> int:
-        """Count the positions that a sequence can have."""
-        return self.shape.context
+        """Count the positions that a sequence can have; 0: a layer has no caches of its own."""
+        return self.shape.context if self.shape.appends else 0
 
     def of_context(self, n_positions: int) -> AttentionKernels:
         """Return the same with so many positions in its caches."""
@@ -186,6 +186,23 @@ class PromptWorkspace:
         return [tensor for tensor in (*found, self.expert_out, self.shared_out) if tensor]
 
 
+class InputWorkspace:
+    """Describes what a token brings to all layers: inputs, and what is projected on the way there.
+
+    Rows have a part for each layer. `gates` are those of one layer.
+    """
+
+    def __init__(self, spec: ModelSpec, n_rows: int) -> None:
+        width, whole = spec.input_width, spec.n_layers * spec.input_width
+        self.inputs = _rows("layer_inputs", whole, n_rows)
+        self.projected = _rows("projected_inputs", whole, n_rows)
+        self.gates = _rows("input_gates", width, n_rows)
+
+    @property
+    def tensors(self) -> list[TensorRef]:
+        return [self.inputs, self.projected, self.gates]
+
+
 class Workspace:
     """Describes the descriptor-bound tensors of a model, which all layers and programs share.
 
@@ -222,6 +239,7 @@ class Workspace:
         self._describe_norms(spec, n_rows)
         self._describe_attention(spec, sizes)
         self._describe_feed_forward(spec, n_rows, shares)
+        self.inputs = InputWorkspace(spec, n_rows) if spec.input_width else None
         self.prompt = None
         if sizes.prompt:
             self.prompt = PromptWorkspace(spec, tuning, self.routing, self.params, n_rows)
@@ -287,7 +305,7 @@ class Workspace:
     @property
     def tensors(self) -> list[TensorRef]:
         own = [value for value in vars(self).values() if isinstance(value, TensorRef)]
-        parts = [part for part in (self.latent, self.prompt) if part is not None]
+        parts = [part for part in (self.latent, self.prompt, self.inputs) if part is not None]
         return own + [tensor for part in parts for tensor in part.tensors]
 
 

@@ -53,6 +53,7 @@ from vkmoe.placement.memory import (
     device_budget,
     host_budget,
     is_mapped,
+    layout_bytes,
     option_of,
 )
 from vkmoe.placement.pools import PoolRoom
@@ -246,11 +247,23 @@ class _Planner:
             yield Allocation("weights", "file", weights.mapped, "read where the file is mapped")
             item, reason = "addresses of blocks", "where weights are in the file"
         yield line(item, "device", reason, "weights", [trunk])
-        item = f"weights of the last {n_host} of {self.spec.n_layers} layers"
-        layouts = [lay_out_spans(self.device, on_host)]
-        yield line(item, "host", "as --gpu-layers", "host weights", layouts)
+        yield from self._host_lines(on_host)
         reason = "kernels cannot read them as they are in the file"
         yield line("other weights", "host", reason, n_bytes=weights.copied)
+
+    def _host_lines(self, pieces: tuple[int, ...]) -> Iterator[Allocation]:
+        """Yield what is in host memory: rows of tokens, and the trunk of the last layers."""
+        line, n_tables = partial(allocation, self.device), self.weights.table_pieces
+        layouts = [lay_out_spans(self.device, pieces)]
+        of_layers = sum(pieces[n_tables:])
+        item, table = "embeddings for each layer", layout_bytes(layouts) - of_layers
+        if n_tables:
+            reason = "a token reads a row of them"
+            yield line(item, "host", reason, "host weights", layouts, table)
+            layouts = []
+        item = f"weights of the last {self._host_layers} of {self.spec.n_layers} layers"
+        n_bytes = of_layers if n_tables else None
+        yield line(item, "host", "as --gpu-layers", "host weights", layouts, n_bytes)
 
     def _cache_lines(self, n_tokens: int) -> Iterator[Allocation]:
         config, spec, device = self.config, self.spec, self.device

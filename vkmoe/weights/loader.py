@@ -45,9 +45,10 @@ from vkmoe.models.weights import (
     BlockWeights,
     CpuWeights,
     FeedForwardWeights,
+    InputWeights,
     LayerWeights,
-    MixerWeights,
     ModelWeights,
+    TokenInputs,
 )
 from vkmoe.modes import Hybrid
 from vkmoe.weights.mapped import mapped_bytes, spans_in_file
@@ -232,18 +233,24 @@ class _Loader:
         `by_ahead` places the layer that guesses tokens, which may be in another file.
         """
         placer, on_device = self._placer, self._placer.trunk
-        embeddings = placer.matrix(tensors.embeddings)
+        embeddings, rows = placer.matrix(tensors.embeddings), tensors.inputs
         tied = tensors.output is tensors.embeddings
-        parts = []
+        placer.trunk = self._on_host
+        rows_of_tokens = placer.matrix(rows.table) if rows else None
+        layers = []
         for index, layer in enumerate(tensors.layers):
             in_host = index >= spec.n_layers - self._plan.host_layers
             placer.trunk = self._on_host if in_host else on_device
-            parts.append((*self._parts(layer), in_host))
+            layers.append(replace(self._layer(layer), in_host=in_host))
         placer.trunk = on_device
+        inputs = None
+        if rows and rows_of_tokens:
+            projection, gain = placer.matrix(rows.projection), placer.vector(rows.gain)
+            inputs = TokenInputs(rows_of_tokens, projection, gain)
         output_gain = placer.vector(tensors.output_gain)
         output = embeddings if tied else placer.matrix(tensors.output)
-        layers = tuple(LayerWeights(*part) for part in parts)
-        weights = ModelWeights(embeddings, output_gain, output, layers, table)
+        parts = embeddings, output_gain, output, tuple(layers)
+        weights = ModelWeights(*parts, table, inputs=inputs)
         if tensors.ahead is not None:
             self.ahead = _place_ahead(by_ahead, tensors.ahead, weights)
         return weights
@@ -255,12 +262,9 @@ class _Loader:
         self._by_cpu.table.publish()
         return CpuWeights(self._cpu_blocks, self._by_cpu.table)
 
-    def _parts(self, layer: LayerTensors) -> tuple[MixerWeights, FeedForwardWeights]:
+    def _layer(self, layer: LayerTensors) -> LayerWeights:
         place = self._expert_block if layer.has_experts else self._placer.block
-        block = place(layer.block)
-        placer = self._placer
-        mixer = layer.mixer_weights(**_placed(placer, layer.mixer))
-        return mixer, FeedForwardWeights(block=block, **_placed(placer, layer.feed_forward))
+        return _place_layer(self._placer, layer, place(layer.block))
 
     def _expert_block(self, experts: FeedForwardTensors) -> BlockWeights:
         """Place the homes of a layer's experts, or find them for the CPU; or leave them."""
@@ -290,16 +294,22 @@ def _place_ahead(placer: Placer, tensors: AheadTensors, model: ModelWeights) -> 
         block = BlockWeights(shape, ranges=_merged(spans, shape.span_bytes))
     else:
         block = placer.block(layer.block)
-    mixer = layer.mixer_weights(**_placed(placer, layer.mixer))
-    feed_forward = FeedForwardWeights(block=block, **_placed(placer, layer.feed_forward))
+    of_ahead = _place_layer(placer, layer, block)
     token_gain, token = placer.vector(tensors.token_gain), placer.matrix(tensors.token)
     state_gain, state = placer.vector(tensors.state_gain), placer.matrix(tensors.state)
     own_gain = placer.vector(tensors.output_gain) if tensors.output_gain else gain
     embeddings = placer.matrix(tensors.embeddings) if tensors.embeddings else model.embeddings
     output = placer.matrix(tensors.output) if tensors.output else model.output
-    layers = (LayerWeights(mixer, feed_forward),)
-    of_layer = ModelWeights(embeddings, own_gain, output, layers, table)
+    of_layer = ModelWeights(embeddings, own_gain, output, (of_ahead,), table)
     return AheadWeights(of_layer, token_gain, token, state_gain, state, gain)
+
+
+def _place_layer(placer: Placer, layer: LayerTensors, block: BlockWeights) -> LayerWeights:
+    """Place what a layer has besides its block or experts, in the order of `LayerTensors.trunk`."""
+    mixer = layer.mixer_weights(**_placed(placer, layer.mixer))
+    feed_forward = FeedForwardWeights(block=block, **_placed(placer, layer.feed_forward))
+    inputs = InputWeights(**_placed(placer, layer.input)) if layer.input else None
+    return LayerWeights(mixer, feed_forward, input=inputs)
 
 
 def _placed(placer: Placer, tensors: Mapping[str, TrunkTensor]) -> dict[str, Any]:

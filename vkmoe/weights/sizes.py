@@ -31,15 +31,18 @@ def weight_bytes(tensors: ModelTensors) -> WeightBytes:
     """Count the bytes the weights take in device layout, rounded as they are placed."""
     spans = [(block.n_experts, expert_shape(block).span_bytes) for block in tensors.expert_layers]
     ahead = tensors.ahead
+    table = tensors.inputs.table.n_bytes if tensors.inputs else 0
     of_ahead = [piece for tensor in (ahead.trunk if ahead else ()) for piece in _pieces(tensor)]
     return WeightBytes(
         pieces=tuple(piece for tensor in tensors.trunk for piece in _pieces(tensor)),
         experts=sum(n_experts * n_bytes for n_experts, n_bytes in spans),
         spans=tuple(n_bytes for _, n_bytes in spans),
         conversions=conversions(tensors),
+        table_pieces=int(tensors.inputs is not None),
         layer_pieces=tuple(len(layer.trunk) for layer in tensors.layers),
         ahead_pieces=len(of_ahead),
         ahead=sum(of_ahead),
+        table=round_up(table),
         ahead_experts=sum(_pieces(ahead.layer.block)) if ahead and ahead.layer.has_experts else 0,
     )
 

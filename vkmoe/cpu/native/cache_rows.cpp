@@ -176,6 +176,8 @@ void Heads::project_with(float common, size_t row, size_t index, float factor, f
     for (size_t i = 0; gains_last && i < dim; ++i) found[i] *= gain[i];
 }
 
+size_t Heads::n_query_spans() const { return norm_ == kNormFullWidth ? 1 : n_queries; }
+
 void Heads::append(size_t row, size_t kv_head) const {
     std::vector<float> key(dim);
     project(row, n_queries + kv_head, 1.0F, key.data());

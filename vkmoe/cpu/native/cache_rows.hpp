@@ -104,6 +104,9 @@ public:
     /// The same, with that factor known.
     void project_with(float common, size_t row, size_t index, float factor, float* found) const;
 
+    /// How many workgroups of append_rows.comp take the heads of q; those behind take k and v.
+    size_t n_query_spans() const;
+
     /// Put k, after norm and RoPE, and v, after its norm if it has one, into the caches.
     void append(size_t row, size_t kv_head) const;
 

@@ -27,6 +27,7 @@ const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
         {"find_experts", find_experts},
         {"finish", finish},
         {"gate_heads", gate_heads},
+        {"gate_inputs", gate_inputs},
         {"latent_attention", latent_attention},
         {"matmul", matmul},
         {"matmul_residual", matmul_residual},

@@ -35,6 +35,7 @@ std::vector<Step> expert_tiles(const Call& call);
 std::vector<Step> find_experts(const Call& call);
 std::vector<Step> finish(const Call& call);
 std::vector<Step> gate_heads(const Call& call);
+std::vector<Step> gate_inputs(const Call& call);
 std::vector<Step> latent_attention(const Call& call);
 std::vector<Step> matmul(const Call& call);
 std::vector<Step> matmul_residual(const Call& call);

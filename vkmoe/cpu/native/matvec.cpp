@@ -1,5 +1,5 @@
 // Products of quantised matrices and vectors, with what comes before and after them: the lookup of
-// embeddings, and norms.
+// embeddings, norms, and gates of what a token brings to a layer.
 #include "kernels.hpp"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "inputs.hpp"
+#include "vectors.hpp"
 
 namespace vkmoe {
 
@@ -116,7 +117,7 @@ std::vector<Step> embed(const Call& call) {
 
     const uint8_t* const embeddings = call.bytes("embeddings", n_vocab * row_bytes);
     const float* const gain = floats(call, "gain", width);
-    require(embeddings != nullptr && gain != nullptr, call, "embeddings have no address");
+    require(embeddings != nullptr, call, "embeddings have no address");
     const Params params(call, n_vectors);
     auto* const hidden = call.words<float>("hidden", reach(n_vectors, hidden_pitch, width));
     auto* const gained = call.words<float>("gained", reach(n_vectors, hidden_pitch, width));
@@ -135,15 +136,31 @@ std::vector<Step> embed(const Call& call) {
         } else {
             std::memcpy(found, weights, n * sizeof(float));
         }
+        for (size_t i = 0; i < n; ++i) found[i] *= scale;
+        if (gain == nullptr) return;
         float squares = 0.0F;
         for (size_t i = 0; i < n; ++i) {
-            found[i] *= scale;
             gained[vector * hidden_pitch + first + i] = found[i] * gain[first + i];
             squares += found[i] * found[i];
         }
         partials[vector * partials_pitch + index] = squares;
     };
     return {{n_vectors * n_parts, look_up, false}};
+}
+
+std::vector<Step> gate_inputs(const Call& call) {
+    const size_t n_vectors = call.groups[2], width = call.count("width");
+    const size_t pitch = call.count("gates_pitch"), inputs_pitch = call.count("inputs_pitch");
+    const size_t offset = call.count("inputs_offset");
+    require(n_vectors > 0 && width > 0, call, "there is nothing to do");
+    auto* const gates = call.words<float>("gates", reach(n_vectors, pitch, width));
+    const auto* const inputs =
+        call.words<const float>("inputs", reach(n_vectors, inputs_pitch, offset + width));
+    const auto join = [=](size_t vector, size_t) {
+        activate(gates + vector * pitch, inputs + vector * inputs_pitch + offset, width,
+                 Activation::geglu);
+    };
+    return {{n_vectors, join, false}};
 }
 
 std::vector<Step> rms_norm(const Call& call) {

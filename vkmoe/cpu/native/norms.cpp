@@ -37,7 +37,7 @@ struct Part {
 }  // namespace
 
 std::vector<Step> norm_residual(const Call& call) {
-    const size_t n_rows = call.groups[2], width = 4 * call.count("row_vec4s");
+    const size_t n_rows = call.groups[1] * call.groups[2], width = 4 * call.count("row_vec4s");
     const size_t hidden_pitch = call.count("hidden_pitch");
     const size_t partials_pitch = call.count("partials_pitch");
     const float eps = call.real("eps");

@@ -148,9 +148,10 @@ struct Walk {
 std::vector<Step> append_rows(const Call& call) {
     const size_t n_rows = call.groups[1];
     const Heads heads(call, n_rows);
+    const bool has_keys = call.groups[0] > heads.n_query_spans();
     const auto take = [=](size_t row, size_t) {
         if (row >= heads.place().params.n_rows()) return;
-        for (size_t head = 0; head < heads.n_kv; ++head) heads.append(row, head);
+        for (size_t head = 0; has_keys && head < heads.n_kv; ++head) heads.append(row, head);
         const float common = heads.common_factor(row, false);
         std::vector<float> query(heads.dim);
         for (size_t head = 0; head < heads.n_queries; ++head) {

@@ -92,8 +92,9 @@ def deepseek2_shape(**changes: object) -> LatentShape:
 class AttentionCase:
     """Runs tokens over a layer's caches on the device, and keeps what they append.
 
-    Rows `n_unseen` ... `n_filled` of the caches are random, others are NaN. `sinks` [n_heads] are
-    in place of random ones, where the shape has sinks.
+    Rows `n_unseen` ... `n_filled` of the caches are random, others are NaN; where the caches are
+    another layer's, one row more. `sinks` [n_heads] are in place of random ones, where the shape
+    has sinks.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class AttentionCase:
         sinks: Floats | None = None,
     ) -> None:
         self._runner, self.shape, self.split = runner, shape, split
-        self._layer = layer_of(runner, shape, slice(n_unseen, n_filled), GivenRows(), sinks)
+        filled = slice(n_unseen, n_filled + (not shape.appends))
+        self._layer = layer_of(runner, shape, filled, GivenRows(), sinks)
         self.caches = self._layer.caches
         partials = TensorRef("partials", split.partials_words(shape))
         out = TensorRef("out", shape.n_heads * shape.value_dim)
@@ -175,8 +177,8 @@ OTHER_SHAPES = (
 
 
 def _attention(setting: Setting) -> Iterator[Trial]:
-    """Compare where everything is seen; then in windows, nothing written outside, with sinks and
-    with normed values."""
+    """Compare where everything is seen; then in windows, nothing written outside, with sinks, with
+    normed values, and over the caches of another layer."""
     for kv_types in CACHES:
         full, windowed = qwen3_shape(kv_types=kv_types), gpt_oss_shape(kv_types=kv_types)
         normed = gemma4_shape(kv_types=kv_types)
@@ -186,6 +188,7 @@ def _attention(setting: Setting) -> Iterator[Trial]:
                 _in_splits(setting, full),
                 _in_splits(setting, windowed, POSITIONS_IN_WINDOWS),
                 _in_splits(setting, normed, POSITIONS_IN_WINDOWS),
+                _in_splits(setting, replace(normed, appends=False), POSITIONS_IN_WINDOWS),
             ],
         )
     for shape in OTHER_SHAPES:

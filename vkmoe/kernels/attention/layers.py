@@ -155,6 +155,8 @@ class Layer(ABC):
             # Most values are only rounded; keys and latent rows are normed and rotated before.
             values, limit = found.values(), 0.0 if name == self.rounded_only else 1.0
             for place, of_caches in zip(places, wanted, strict=True):
+                if not of_caches:  # these are another layer's
+                    continue
                 twin = of_caches[i]
                 allowed = rounding_step(twin, kept.kv_type) + 1e-5 * (0.2 + np.abs(twin))
                 what = f"appended row of the {name} cache"
@@ -187,7 +189,16 @@ class GroupedLayer(Layer):
             0 if one is None else runner.place(one) for one in (*self._gains, self.sinks)
         )
         rope = runner.place(self.rope)
+        if not shape.appends:
+            k_gain = q_gain
         self.cache = KvCache(keys, values, rope, q_gain, k_gain, placed_sinks, given.n_regions)
+
+    def draw(self, n_rows: int) -> Singles:
+        """Draw rows; where they bring no k and v, the words for these are NaN."""
+        drawn = super().draw(n_rows)
+        if not self._shape.appends:
+            drawn[:, self._shape.n_heads * self._shape.head_dim :] = np.nan
+        return drawn
 
     def append(self, op: OpContext, split: AttentionSplit, tensors: AttentionTensors) -> None:
         attention(op, self._shape, split, self.cache, self.tensors[0], tensors)
@@ -214,7 +225,8 @@ class GroupedLayer(Layer):
             value_norm=shape.value_norm,
             gains_last=shape.norm == "per_head_turned",
         )
-        return twins.append_row(inputs, position)
+        left = twins.append_row(inputs, position)
+        return left if shape.appends else left._replace(cached=())
 
     @property
     def turned(self) -> tuple[int, NDArray[np.bool_]]:

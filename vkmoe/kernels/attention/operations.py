@@ -98,6 +98,7 @@ class LayerCache(ABC):
 class KvCache(LayerCache):
     """Holds addresses of a layer's caches and what else its attention reads. Gain 0 = no norm.
 
+    A layer that sees the caches of another gives any gain for k: kernels read it all the same.
     `sinks`: f32 [n_heads], one logit per head for the softmax's denominator; 0 = none.
     """
 
@@ -173,7 +174,8 @@ def attention(
 ) -> None:
     """Append out = attention of each row of `params` over its region, once its k and v are there.
 
-    qkv f32 [qkv_width] raw; out f32 [n_heads * head_dim]. Two dispatches; three for several rows.
+    qkv f32 [qkv_width] raw; out f32 [n_heads * head_dim]. Two dispatches; three for several rows
+    that bring k and v.
     """
     given = {"qkv": qkv.rows(op.n_rows, 0, shape.qkv_width)}
     _attend(op, ATTENTION, shape, split, cache, given, tensors)
@@ -213,6 +215,7 @@ def _attend(
     """Append what leaves the partials of all splits, and what joins these.
 
     Several rows may be of one sequence, and then see each other: they append in a dispatch before.
+    Where the caches are another layer's, that has appended.
     """
     split.check(shape)
     assert shape.sinks == (cache.sinks != 0), (shape, cache)
@@ -225,7 +228,8 @@ def _attend(
         **cache.numbers,
         **places({**given, **partials, **out}),
     }
-    for mode in (WHOLE,) if op.n_rows == 1 else (APPEND, READ):
+    modes = (WHOLE,) if op.n_rows == 1 else (APPEND, READ)
+    for mode in modes if shape.appends else (READ,):
         n_splits = 1 if mode == APPEND else split.n_splits
         op.append(
             spec.dispatch(

@@ -27,8 +27,9 @@ NORM_MODES: dict[QkNorm, int] = {"none": 0, "per_head": 1, "full_width": 2, "per
 class AttentionShape:
     """Describes grouped-query attention.
 
-    Rows of qkv are q [n_heads * head_dim], then k and v [n_kv_heads * head_dim]. A layer has a
-    cache of keys and one of values, [n_kv_heads][n_places][head_dim] each.
+    Rows of qkv are q [n_heads * head_dim], then k and v [n_kv_heads * head_dim]; where they bring
+    no k and v, words stand for these that kernels make nothing of. A layer has a cache of keys and
+    one of values, [n_kv_heads][n_places][head_dim] each.
     """
 
     n_heads: int
@@ -45,6 +46,7 @@ class AttentionShape:
     ring: int = 0  # places, of which a position has that of its number modulo these; 0 = its own
     sinks: bool = False  # a learnt logit per head takes part in the softmax's denominator only
     value_norm: bool = False  # RMSNorm of v of each KV head, without a gain
+    appends: bool = True  # rows bring k and v; else the caches are another layer's
 
     def __post_init__(self) -> None:
         assert self.head_dim % UNIT_DIMS == 0 and UNIT_DIMS <= self.head_dim <= MAX_HEAD_DIM, self
@@ -52,8 +54,8 @@ class AttentionShape:
         assert self.rotary_dim % 2 == 0 and 2 <= self.rotary_dim <= self.head_dim, self
         assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
         assert self.window >= 0 and (self.ring == 0 or 0 < self.window <= self.ring), self
-        # No model has both: kernels take all heads of v together there.
-        assert not (self.value_norm and self.norm == "full_width"), self
+        # No model has both: kernels take all heads of v, or of q, together there.
+        assert self.norm != "full_width" or (self.appends and not self.value_norm), self
 
     @property
     def n_places(self) -> int:
@@ -115,6 +117,7 @@ class LatentShape:
     kv_type: KvType
     rope_style: Literal["neox", "normal"] = "normal"
     window: ClassVar[int] = 0  # all positions are seen
+    appends: ClassVar[bool] = True
     sinks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -198,6 +201,7 @@ def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float, ring
         ring=ring,
         sinks=mixer.sinks,
         value_norm=mixer.value_norm,
+        appends=mixer.own_kv,
     )
 
 

@@ -147,6 +147,7 @@ class EmbedCase(RowCase):
     n_columns: int
     tokens: tuple[int, ...]
     scale: float = 1.0
+    leaves: bool = True  # something for a norm
 
     @property
     def n_compared(self) -> int:
@@ -156,7 +157,9 @@ class EmbedCase(RowCase):
         rng = np.random.default_rng(0)
         placed = place_matrix(runner, self.type, self.n_vocab, self.n_columns, rng)
         left = LeftState(runner, batch, self.n_columns, 32 * self.tuning.workgroup_size, rng)
-        embed(op, placed.matrix, batch.params_ref, left.refs, self.scale)
+        output = left.refs if self.leaves else replace(left.refs, gain=0)
+        n_left = embed(op, placed.matrix, batch.params_ref, output, self.scale)
+        assert (n_left > 0) == self.leaves
         values = np.resize(placed.values, (self.n_vocab, self.n_columns))
         tokens = [*islice(cycle(self.tokens), N_DRAWN)]
 
@@ -164,7 +167,8 @@ class EmbedCase(RowCase):
             wanted = twins.embed(values, tokens[row], left.gain, self.scale)
             # A weight is a difference of two terms; the row's largest stands for their size.
             magnitude = np.full(self.n_columns, np.abs(wanted.hidden).max())
-            left.compare(checks, words, wanted, magnitude)
+            compared = left.compare if self.leaves else left.compare_hidden
+            compared(checks, words, wanted, magnitude)
 
         return Rowed({}, left.outputs, compare, lambda of: of.params(tokens))
 
@@ -194,7 +198,8 @@ def _matvec_residual(setting: Setting) -> Iterator[Trial]:
 def _embed(setting: Setting) -> Iterator[Trial]:
     case = EmbedCase(setting.tuning, setting.axis, 5, 768, (0, 3, 4, 5, 0xFFFFFFFF))
     scaled = replace(case, tokens=(2,), scale=53.0659966)  # as Gemma 4 26B has it: 2816^(1/2)
-    yield trial(case, scaled, RowsCase(case, PAIR))
+    silent = replace(scaled, leaves=False)
+    yield trial(case, scaled, silent, RowsCase(case, PAIR), RowsCase(silent, PAIR))
 
 
 # ----- what is measured -----

@@ -267,7 +267,8 @@ def embed(
 ) -> int:
     """Append hidden = scale * embeddings[token]; gained = hidden * gain, of each row of `params`.
 
-    Returns the number of partials left in a row.
+    Returns the number of partials left in a row; 0 where the output has no gain, and hidden alone
+    is written.
     """
     n_groups = -(-(embeddings.n_columns // EMBED_WEIGHTS) // op.tuning.workgroup_size)
     op.append(
@@ -284,7 +285,7 @@ def embed(
             {"params": params, **output.tensors(op.n_rows)},
             (n_groups, 1, op.n_rows),
             op.label,
-            reads=(embeddings.memory, memory_range(output.gain, 4 * embeddings.n_columns)),
+            reads=(embeddings.memory, *bias_range(output.gain, 0, embeddings.n_columns)),
         )
     )
-    return output.n_partials(n_groups)
+    return output.n_partials(n_groups) if output.gain else 0

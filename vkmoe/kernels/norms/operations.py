@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from vkmoe.gpu.kernels import kernel
-from vkmoe.gpu.program import Bound, TensorRef, memory_range
+from vkmoe.gpu.program import MAX_GROUPS, Bound, TensorRef, memory_range
 from vkmoe.kernels.context import OpContext
 
 
@@ -62,6 +62,11 @@ class NormOutput:
     partials: TensorRef
     gain: int
     adds: bool = True
+
+    @classmethod
+    def alone(cls, hidden: TensorRef) -> NormOutput:
+        """Say that hidden alone is written, as no norm follows; the rest is not used."""
+        return cls(hidden, hidden, hidden, gain=0)
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -161,6 +166,8 @@ def norm_residual(
     assert 1 <= len(parts) <= 2 and width % 4 == 0 and output.adds, (parts, width)
     first, second = parts[0], parts[-1]
     on_gpu, n_rows = op.tuning.mapping == "lanes", op.n_rows
+    # As few as hold exactly all rows: parts of rows that are normed alone may be many.
+    lines = next(n for n in range(-(-n_rows // MAX_GROUPS), n_rows + 1) if n_rows % n == 0)
     read = [(one, width) for one in (gain, output.gain, first.gain, second.gain)] + [(scale, 1)]
     op.append(
         NORM_RESIDUAL.dispatch(
@@ -177,7 +184,7 @@ def norm_residual(
                 "b": second.tensor.rows(n_rows, 0, width),  # the first again, unread, if it is one
                 **output.tensors(n_rows),
             },
-            (1, 1, n_rows),
+            (1, lines, n_rows // lines),
             op.label,
             reads=tuple(memory_range(start, 4 * n) for start, n in dict.fromkeys(read) if start),
         )

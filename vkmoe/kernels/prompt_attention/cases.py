@@ -162,10 +162,12 @@ PROMPT_ROWS = 40
 
 
 def _prompts(setting: Setting) -> Iterator[Trial]:
-    """Compare chunks of two prompts; then in windows, with sinks, normed values, and wide heads."""
+    """Compare chunks of two prompts; then in windows, with sinks, normed values, over the caches of
+    another layer, and wide heads."""
     for kv_types in CACHES:
         makers = qwen3_shape, gpt_oss_shape, gemma4_shape
         shapes = [make(kv_types=kv_types) for make in makers]
+        shapes.append(gemma4_shape(kv_types=kv_types, appends=False))
         yield Trial(str(kv_types), [partial(_chunks, setting, shape) for shape in shapes])
     for shape in OTHER_SHAPES:
         what = f"{shape.kv_types}, {shape.head_dim} dims"
@@ -185,7 +187,8 @@ def _prompt_attention(setting: Setting) -> Iterator[Trial]:
 
 def _chunks(setting: Setting, shape: Shape, runner: Runner) -> Checks:
     """Compare a prompt in chunks, with rows of another beside it."""
-    case, checks = Prompts(runner, shape, setting.tuning, PROMPT_ROWS), Checks()
+    filled = NOTHING if shape.appends else slice(None)
+    case, checks = Prompts(runner, shape, setting.tuning, PROMPT_ROWS, filled), Checks()
     for chunk in (range(PROMPT_ROWS), range(PROMPT_ROWS, 2 * PROMPT_ROWS)):
         case.step(case.draw(chunk), checks)
     case.step(case.draw([2 * PROMPT_ROWS, 0, 1, 2], [0, 1, 1, 1]), checks)

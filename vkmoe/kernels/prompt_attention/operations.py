@@ -123,10 +123,11 @@ def append_rows(
     """Append: q of each row is normed and rotated in its place, k and v go into the caches.
 
     qkv: rows of which the first qkv_width words are q, k and v, raw; v and k stay what they are
-    there.
+    there. Where the caches are another layer's, that is done with q alone.
     """
     given = {"qkv": qkv.rows(op.n_rows, 0, shape.qkv_width)}
-    n_spans = 3 if shape.norm == "full_width" else shape.n_heads + 2 * shape.n_kv_heads
+    n_spans = shape.n_heads + 2 * shape.n_kv_heads * shape.appends
+    n_spans = 3 if shape.norm == "full_width" else n_spans
     _append(op, APPEND_ROWS, shape, cache, {**given, "params": params.bound}, n_spans)
 
 
@@ -159,7 +160,7 @@ def _append(
             (n_spans, op.n_rows, 1),
             op.label,
             reads=cache.constants(shape),
-            writes=cache.memory(shape),
+            writes=cache.memory(shape) if shape.appends else (),
         )
     )
 

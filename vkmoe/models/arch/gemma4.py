@@ -1,14 +1,14 @@
 """Reads Gemma 4: windows in most layers, whose heads are narrower and turn otherwise; norms behind
 every block; a dense block beside the experts.
 
-Layers of its smaller models that share keys and values, and embeddings for each layer, are refused.
+The last layers of its smaller models see keys and values of earlier ones, and a token brings an
+embedding of its own to each layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import AttentionSpec, DenseSpec, FeedForward, ModelSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.models.arch import common
@@ -21,12 +21,6 @@ WINDOW_PERIOD = 6  # one of so many layers sees all, where a file is silent
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a gemma4 file."""
     metadata = Metadata(file)
-    for key in ("attention.shared_kv_layers", "embedding_length_per_layer_input"):
-        if metadata.count(key, MAX_SIZE):
-            raise UnsupportedModelError(
-                f"{file.path}: {metadata.prefix}{key} is not 0",
-                "vkmoe runs Gemma 4 31B and 26B-A4B, not yet E2B and E4B",
-            )
     widths = metadata.per_layer("feed_forward_length")
     blocks: tuple[FeedForward, ...] = tuple(DenseSpec(n, activation="geglu") for n in widths)
     if metadata.has("expert_count"):
@@ -35,12 +29,15 @@ def read_spec(file: GgufFile) -> ModelSpec:
         blocks = tuple(replace(experts, beside_width=n) for n in widths)
     mixers = _attention(metadata)
     logit_cap = metadata.not_negative("final_logit_softcapping", 0.0)
+    input_width = metadata.count("embedding_length_per_layer_input", MAX_SIZE)
     spec = common.model_spec(metadata, mixers, blocks)
     layers = tuple(
         replace(layer, post_norms=True, scaled=f"blk.{i}.layer_output_scale.weight" in file.tensors)
         for i, layer in enumerate(spec.layers)
     )
-    return replace(spec, layers=layers, embedding_scale=spec.width**0.5, logit_cap=logit_cap)
+    scale = spec.width**0.5
+    spec = replace(spec, layers=layers, embedding_scale=scale, logit_cap=logit_cap)
+    return replace(spec, input_width=input_width)
 
 
 def _attention(metadata: Metadata) -> list[AttentionSpec]:
@@ -53,7 +50,22 @@ def _attention(metadata: Metadata) -> list[AttentionSpec]:
         metadata.refuse("attention.value_length_swa", value, f"keys have {narrow}")
     rope = read_window_rope(metadata, narrow)
     normed = [replace(mixer, value_norm=True, scale=1.0) for mixer in whole]
-    return [
+    mixers = [
         replace(mixer, window=window, head_dim=narrow, rope=rope) if has_window else mixer
         for mixer, has_window in zip(normed, windowed, strict=True)
     ]
+    return _shared(metadata, mixers, windowed)
+
+
+def _shared(
+    metadata: Metadata, mixers: list[AttentionSpec], windowed: tuple[bool, ...]
+) -> list[AttentionSpec]:
+    """Let the last layers see what the last one before them of their kind has, window or not."""
+    key = "attention.shared_kv_layers"
+    n_shared = metadata.count(key, MAX_SIZE)
+    first = len(mixers) - n_shared
+    before = dict(zip(windowed[: max(0, first)], mixers, strict=False))
+    for index in range(max(0, first), len(mixers)):
+        if before.get(windowed[index]) != mixers[index]:
+            metadata.refuse(key, n_shared, f"layer {index} has none before it that is alike")
+    return [*mixers[:first], *(replace(mixer, own_kv=False) for mixer in mixers[first:])]

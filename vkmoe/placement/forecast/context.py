@@ -9,7 +9,7 @@ from dataclasses import replace
 from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.facts import AttentionSpec, DeltaNetSpec, DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.models.kept import Kept, state_bytes
-from vkmoe.models.kv_caches import growth_bytes
+from vkmoe.models.kv_caches import caching_layers, growth_bytes
 from vkmoe.placement.forecast.cost import Prediction, TokenBytes, predict
 from vkmoe.placement.forecast.speeds import Machine
 
@@ -48,7 +48,7 @@ def with_context(
 def _cached_bytes(plan: MemoryPlan, spec: ModelSpec, n_positions: int) -> int:
     """Count the bytes of keys and values that a token behind so many positions reads."""
     total = 0
-    for layer in spec.layers:
+    for layer in (spec.layers[index] for index in caching_layers(spec)[: spec.n_layers]):
         window = layer.mixer.window if isinstance(layer.mixer, AttentionSpec) else 0
         seen = min(n_positions, window) if window else n_positions
         read = state_bytes(layer.mixer, Kept(seen, plan.kv_types))

@@ -84,7 +84,7 @@ class Prediction:
 def token_bytes(
     spec: ModelSpec, weights: WeightBytes, embedding_bytes: int, host_layers: int = 0
 ) -> TokenBytes:
-    """Count the bytes; of the embedding, of `embedding_bytes`, a token reads a row.
+    """Count the bytes; of the embedding, of `embedding_bytes`, and of a table a token reads a row.
 
     The trunk of the last `host_layers` is in host memory.
     """
@@ -96,8 +96,8 @@ def token_bytes(
         experts = others = weights.mapped_experts * n_used // n_experts
     if weights.file_spans:
         others = sum(map(sum, weights.file_spans)) * n_used // n_experts
-    in_host = sum(weights.trunk_pieces(host_layers)[1])
-    trunk -= weights.ahead + (0 if spec.tied_embeddings else embedding_bytes)
+    in_host = sum(weights.trunk_pieces(host_layers)[1][weights.table_pieces :])
+    trunk -= weights.ahead + weights.table + (0 if spec.tied_embeddings else embedding_bytes)
     unused = weights.ahead_experts * (n_experts - n_used) // n_experts
     guess = weights.ahead - unused + embedding_bytes if weights.ahead else 0
     if weights.mapped:
