@@ -28,6 +28,7 @@ from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.records.profiler import (
     CacheCounters,
     Overlap,
+    PoolCounters,
 )
 from vkmoe.experts.records.timing import Totals
 from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader, as_vkmoe_error
@@ -102,7 +103,8 @@ class ExpertCache:
         # First: it sets slots apart.
         self._landings = Landings(memory.table, residency.locations, memory.slots, memory.scratch)
         self._uploads, self._tier = uploads, self._device_tier(uploads)
-        self._exchange: Exchange | None = None  # where slots and pool hold all experts together
+        self._exchange: Exchange | None = None  # while slots and pool hold all experts together
+        self._written = TierCounters()  # of experts that were written back
         self._lands = memory.slots.n_landing > 0
         self._steps = LayerSteps(residency, self._tier, pool, ways.budget)
         self.missed_bytes = self._n_landed = 0
@@ -113,8 +115,7 @@ class ExpertCache:
     @property
     def counters(self) -> CacheCounters:
         """Return what was done since the start."""
-        tier, exchange = self._tier.counters, self._exchange
-        written = exchange.counters if exchange is not None else TierCounters()
+        tier, written = self._tier.counters, self._written
         return CacheCounters(
             n_uploads=tier.n_copies,
             upload_bytes=tier.copied_bytes,
@@ -129,6 +130,12 @@ class ExpertCache:
             n_written_back=written.n_copies,
             written_back_bytes=written.copied_bytes,
         )
+
+    @property
+    def pool_counters(self) -> PoolCounters | None:
+        """Return what was done to serve misses from the file; None: there was no need of it."""
+        found = self.pool.counters if self.pool is not None else None
+        return found if found is not None and (self.reads_file or found.n_uses) else None
 
     @property
     def totals(self) -> Totals:
@@ -173,23 +180,24 @@ class ExpertCache:
             if read is not None:
                 self.pool.fill(read, exchanges)
             self.pool.started()
-            if exchanges:
-                self._begin_to_exchange(self.pool)
+            if exchanges and not self._begin_to_exchange(self.pool):
+                raise GpuError(
+                    "some experts could be copied neither to the device nor to host memory",
+                    "close other programs, or give a larger --host-pool",
+                )
         self._tier.started()
         self._write_addresses()
 
-    def _begin_to_exchange(self, pool: HostPool) -> None:
+    def _begin_to_exchange(self, pool: HostPool) -> bool:
         """Read the file no more: experts that leave their slots are written back from now on.
 
-        Raises GpuError where some expert is in no memory, because a copy has failed.
+        Returns False, with nothing done, where some expert is in no memory.
         """
-        residency, wait = self.residency, self._ways.wait
-        self._exchange = Exchange(residency, self._tier, pool, self._uploads, wait)
-        if not self._exchange.is_whole:
-            raise GpuError(
-                "some experts could be copied neither to the device nor to host memory",
-                "close other programs, or give a larger --host-pool",
-            )
+        if pool.is_whole:
+            residency, wait = self.residency, self._ways.wait
+            parts = residency, self._tier, pool, self._uploads, wait, self._written
+            self._exchange = Exchange(*parts)
+        return pool.is_whole
 
     def begin(self, first: bool = True) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
@@ -202,7 +210,7 @@ class ExpertCache:
         self._tier.start_waiting(urgent=self._ways.punctual)
         if self._ways.wait or not self._ways.punctual:
             self._collect(self._ways.wait)
-        if self.pool is not None and self._exchange is None:
+        if self.pool is not None and self.reads_file:
             self.pool.tier.collect()
         if self._lands:
             self._landings.offer()
@@ -298,24 +306,46 @@ class ExpertCache:
         return int((wanted - locations.capacities).sum()), n_freed
 
     @property
-    def has_spare_places(self) -> bool:
-        """Return whether experts can leave host memory: they are read from the file then."""
+    def reads_file(self) -> bool:
+        """Return whether experts may be in the file alone: tokens stop at routers to read them."""
         return self.pool is not None and self._exchange is None
 
     def give_back_places(self, n_bytes: int) -> tuple[int, int]:
         """Free host slots until so many bytes are free, as far as can be; return slots and bytes.
 
-        Between runs. A layer keeps as many as it needs at once. Must hold: there are spare places.
+        Between runs. A layer keeps as many as it needs at once. Where slots and places held all
+        experts, those that are worth least are in the file alone from then on. Must hold: there is
+        a host pool.
         """
-        assert self.pool is not None
+        pool = self.pool
+        assert pool is not None
         self._end_copies()
-        self.pool.end_reads()
-        slots, n_slots, n_freed = self.pool.tier.slots, 0, 0
-        while n_freed < n_bytes and (able := [*filter(self.pool.can_free, slots.last_chunks())]):
-            if not self.pool.clear(able[0], self._publish):
-                break
-            n_slots, n_freed = n_slots + len(able[0]), n_freed + slots.free(able[0])
+        pool.end_reads()
+        slots, n_slots, n_freed = pool.tier.slots, 0, 0
+        try:
+            while n_freed < n_bytes and (able := [*filter(self._can_spare, slots.last_chunks())]):
+                if not pool.clear(able[0], self._publish):
+                    break
+                n_slots, n_freed = n_slots + len(able[0]), n_freed + slots.free(able[0])
+        finally:  # Ctrl-C may come behind the first that left
+            if not pool.is_whole:
+                self._exchange = self.residency.backing = None
         return n_slots, n_freed
+
+    def regain(self) -> None:
+        """Bring all experts into slots and places again, if these held them once and can again.
+
+        Between runs. The next run waits for what is read. Raises DeviceLostError; what cannot be
+        read stays in the file.
+        """
+        pool, exchanged = self.pool, self.residency.settings.exchanges
+        if pool is None or not exchanged or not self.reads_file or not pool.has_room_for_all:
+            return
+        self._tier.start_waiting(wait=True)
+        self._tier.collect(wait=True)
+        pool.end_reads()
+        pool.read_absent()
+        self._begin_to_exchange(pool)
 
     def take_back(self, n_bytes: int, of_host: bool = False) -> tuple[int, int]:
         """Take back memory that was given, at most so many bytes; return slots and bytes.
@@ -375,7 +405,7 @@ class ExpertCache:
         self.residency.check_integrity()
         if self.pool is not None:
             self.pool.residency.check_integrity()
-        assert self._exchange is None or self._exchange.is_whole, "some expert is nowhere"
+        assert self._exchange is None or self.pool is None or self.pool.is_whole, "one is nowhere"
         keys = np.flatnonzero(~self._changed)
         entries = self._table.entries.reshape(-1)[keys]
         assert (entries == self._addresses(keys)).all(), "the table leads elsewhere"
@@ -395,6 +425,15 @@ class ExpertCache:
         if not able or exchange is None:
             return able
         return exchange.has_room_for(self.residency.leaving_for(numbers))
+
+    def _can_spare(self, numbers: Keys) -> bool:
+        """Return whether these host slots can be put out of use.
+
+        What a layer can have at once stays: batches go by that.
+        """
+        assert self.pool is not None
+        enough = self.reads_file or self.pool.residency.n_at_once >= self._space.n_experts
+        return enough and self.pool.can_free(numbers)
 
     def _leave(self, numbers: Keys, why: Left) -> bool:
         """Let nothing use these slots any more: no expert, no copy, no submit to come.
