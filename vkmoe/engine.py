@@ -306,6 +306,9 @@ class Engine(Closing):
             oldest = oldest_start(self.spec, Kept.by(self.plan, self.ctx_size), last)
             self._oldest[region] = max(self._oldest[region], oldest)
         self.watch_memory()
+        executor = "stepped" if self._experts.regain() else self.plan.executor
+        if executor != self._programs.executor:
+            self._programs.renew(self._decoder(), executor)
         self._programs.make_ready(batch)
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()
