@@ -47,7 +47,7 @@ OWN = {
         *("post_attention_norm.weight", "pre_ffw_norm_2.weight", "post_ffw_norm_1.weight"),
         *("ffn_gate_inp.scale", "ffn_down_exps.scale", "ffn_gate.weight", "ffn_down.weight"),
     ),
-    "gemma4_inputs": ("inp_gate.weight", "proj.weight", "post_norm.weight", "attn_k.weight"),
+    "gemma4_dense_inputs": ("inp_gate.weight", "proj.weight", "post_norm.weight", "attn_k.weight"),
     "mistral4_odd": ("attn_q_b.weight", "ffn_down_shexp.weight"),
 }
 CASES = [(model, name) for model, names in OWN.items() for name in names]

@@ -63,7 +63,7 @@ ONE_OF_EACH = tuple(
                  "qwen35moe_odd", "qwen35_dense", "qwen3next_odd", "glm4moe_odd",
                  "ernie45moe_odd", "dots1_odd", "minimaxm2_odd", "bailingmoe2_odd", "hyv3_odd",
                  "hunyuanmoe_odd", "deepseek32_odd", "glmdsa_odd", "mistral4_odd", "gemma4_odd",
-                 "gemma4_inputs")
+                 "gemma4_dense_inputs")
     if name in NAMES
 )  # fmt: skip
 RECURRENT = tuple(

@@ -91,7 +91,7 @@ def test_gemma4(tmp_path: Path) -> None:
 
 
 def test_small_models_of_gemma4() -> None:
-    spec = spec_of(model_path("gemma4_inputs"))
+    spec = spec_of(model_path("gemma4_dense_inputs"))
     assert spec.input_width == 64 and spec_of(model_path("gemma4_odd")).input_width == 0
     mixers = [attention_of(spec, layer) for layer in range(7)]
     assert [mixer.own_kv for mixer in mixers] == [True] * 4 + [False] * 3

@@ -44,8 +44,9 @@ from vkmoe.models import open_model
 from vkmoe.models.program_sizes import FIRST_POSITIONS, SURE_CTX_SIZE, sure_context
 from vkmoe.modes import RESIDENT, AtHome, Cache
 from vkmoe.placement.decide import Choosing, Decision, decide, predictor_lines
+from vkmoe.placement.forecast.cost import token_bytes
 from vkmoe.placement.forecast.speeds import TYPICAL, Speeds
-from vkmoe.placement.memory import GRANULARITY, device_budget
+from vkmoe.placement.memory import GRANULARITY, device_budget, layout_bytes
 
 from .invented_models import (
     DENSE,
@@ -140,6 +141,32 @@ def test_a_dense_model_has_no_experts() -> None:
     made = planned(DISCRETE_12, weights=DENSE_WEIGHTS, spec=DENSE)
     assert not [line for line in made.lines if line.item in ("experts", "host pool")]
     assert (made.mode.experts_in, made.expert_slots, made.sizing) == ("device", (), None)
+
+
+@pytest.mark.parametrize("info", [DISCRETE_12, SMALL_APU], ids=lambda info: info.name)
+@pytest.mark.parametrize("n_host", [0, 10])
+def test_rows_of_tokens_lie_in_host_memory(info: DeviceInfo, n_host: int) -> None:
+    """As embeddings for each layer do, whatever the card has room for; one arena has both."""
+    layer_bytes, n_layers = 8 * MIB, DENSE.n_layers
+    layers = (layer_bytes,) * n_layers
+    weights = WeightBytes(
+        (MIB, 2 * GIB, *layers, 3 * MIB), 0, table_pieces=1, layer_pieces=(1,) * n_layers,
+        table=2 * GIB,
+    )  # fmt: skip
+    config = EngineConfig(gpu_layers=n_layers - n_host if n_host else None)
+    made = planned(info, config, weights=weights, spec=DENSE)
+    found = {line.item: line for line in made.lines if line.name == "host weights"}
+    assert sum(line.n_bytes for line in found.values()) == layout_bytes(
+        made.layouts("host weights")
+    )
+    table, *rest = found.values()
+    assert table.place == "host" and 0 <= table.n_bytes - 2 * GIB < MIB
+    assert [line.n_bytes for line in rest] == [n_host * layer_bytes] * (n_host > 0)
+    on_device = MIB + (n_layers - n_host) * layer_bytes + 3 * MIB
+    assert 0 <= bytes_of(made, "weights used by every token") - on_device < MIB
+    read = token_bytes(DENSE, weights, MIB, n_host)
+    assert read.trunk == on_device - MIB + n_host * layer_bytes, "a row of the table is nothing"
+    assert read.trunk_in_host == n_host * layer_bytes
 
 
 def test_f32_keys_and_values_take_twice_the_memory() -> None:

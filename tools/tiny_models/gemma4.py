@@ -79,7 +79,7 @@ class Gemma4(TinyModel):
         whole = self.layers * self.input
         return weights | {
             "per_layer_token_embd.weight": draw.matrix(n_vocab, whole, gain=float(np.sqrt(whole))),
-            "per_layer_model_proj.weight": draw.matrix(whole, self.hidden),
+            "per_layer_model_proj.weight": draw.matrix(whole, self.hidden, gain=0.3),
             "per_layer_proj_norm.weight": draw.norm(self.input),
         }
 
@@ -241,8 +241,8 @@ MODELS = (
            share=0.5, keys_are_values=False, fused=False, scaled=False, window=3),
     Gemma4("gemma4_dense", 32, 4, 4, 2, 32, 64, full=(0, 3), wide=64, wide_kv=2, n_tokens=30,
            eps=1e-5),
-    Gemma4("gemma4_inputs", 32, 7, 4, 1, 32, 64, full=(1, 3, 6), wide=64, wide_kv=1, n_tokens=30,
-           keys_are_values=False, shared=3, doubled=True, input=64, eps=1e-3),
+    Gemma4("gemma4_dense_inputs", 32, 7, 4, 1, 32, 64, full=(1, 3, 6), wide=64, wide_kv=1,
+           n_tokens=30, keys_are_values=False, shared=3, doubled=True, input=64, eps=1e-3),
     Gemma4("gemma4_shared", 32, 5, 6, 2, 32, 32, full=(1, 4), wide=64, wide_kv=2, window=4,
            cap=30.0, shared=2, kept=True, scaled=False, input=96, experts=5, top_k=2),
 )  # fmt: skip
