@@ -26,7 +26,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,17 +124,29 @@ def guesses(
         return found[0].astype(np.float32), found[1].astype(np.float32)
 
 
-def make(model: TinyModel, folder: Path) -> None:
-    """Write both files of one model from the first seed without a router near-tie."""
+class Drawn(NamedTuple):
+    """A model's weights from the first seed without a router near-tie, and what it must give."""
+
+    seed: int
+    weights: Weights
+    arrays: dict[str, NDArray[Any]]
+
+
+def drawn(model: TinyModel) -> Drawn:
+    """Search for the seed. Raises SystemExit where there is none."""
     for seed in range(1000):
         weights = model.draw(seed)
         rng = np.random.default_rng(seed + 7)
         tokens = rng.integers(0, len(vocabulary()), model.n_tokens)
         arrays = expected(model, weights, tokens.astype(np.int32))
         if not model.experts or arrays["router_margin"].min() >= MIN_MARGIN:
-            break
-    else:
-        raise SystemExit(f"{model.name}: no seed without a near-tie")
+            return Drawn(seed, weights, arrays)
+    raise SystemExit(f"{model.name}: no seed without a near-tie")
+
+
+def make(model: TinyModel, folder: Path) -> None:
+    """Write both files of one model."""
+    seed, weights, arrays = drawn(model)
     model.write(folder / f"{model.name}.gguf", weights)
     np.savez_compressed(folder / f"{model.name}.npz", **arrays)  # type: ignore[arg-type]
     logits = arrays["logits"]

@@ -26,6 +26,9 @@ GUESSING = (
     *("qwen35moe_odd", "qwen35_dense", "glm4moe_odd", "glm4moe_groups", "hyv3_odd"),
     *("deepseek2_all_experts", "glmdsa_odd"),
 )
+# In hybrid mode guesses change which experts get slots, so that bits of a text may change: with
+# three slots that of qwen3next_odd, with two those of four of the others. This is open.
+GUESSING_ANYHOW = (*GUESSING, "qwen3next_odd")
 # Of the largest logit. Behind so many norms float32 of transformers itself errs by 1.1e-5.
 TOLERANCE = 1e-5
 
@@ -59,7 +62,7 @@ def guessed(engine: Engine, tokens: list[int], cuts: list[int], phase: Phase) ->
 
 
 @pytest.mark.parametrize("device", ["vulkan", "cpu"])
-@pytest.mark.parametrize("name", GUESSING)
+@pytest.mark.parametrize("name", GUESSING_ANYHOW)
 @pytest.mark.sample(5)
 def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
     """In rows of prompts and in rows that are decoded, wherever these are cut."""
@@ -155,9 +158,12 @@ def without(tensors: dict[str, Tensor], prefix: str) -> None:
         del tensors[name]
 
 
-def test_the_layer_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", GUESSING_ANYHOW)
+@pytest.mark.sample(3)
+def test_the_layer_may_be_in_a_file_of_its_own(name: str, tmp_path: Path) -> None:
     """One beside the model is found by its name, if it was made with it."""
-    name, n_layers = "qwen35moe_odd", 4
+    with open_model(model_path(name)) as model:
+        n_layers = model.spec.n_layers
 
     def model_alone(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         without(tensors, f"blk.{n_layers}.")
@@ -166,12 +172,17 @@ def test_the_layer_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
         for layer in range(n_layers):
             without(tensors, f"blk.{layer}.")
 
+    def other_layer_alone(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for layer in range(4):
+            without(tensors, f"blk.{layer}.")
+
     path = rewrite(model_path(name), tmp_path / "model.gguf", model_alone)
     with LLM(path, ctx_size=64, draft="none") as llm:
         wanted = llm.generate([5, 6, 7], max_tokens=8, temp=0, ignore_eos=True).token_ids
     with pytest.raises(UsageError, match="no layer that guesses"):
         LLM(path, ctx_size=64, draft="mtp")
-    other = rewrite(model_path("qwen35_dense"), tmp_path / "mtp-b.gguf", layer_alone)
+    another = "qwen35moe_odd" if name == "qwen35_dense" else "qwen35_dense"
+    other = rewrite(model_path(another), tmp_path / "mtp-b.gguf", other_layer_alone)
     with pytest.raises(UnsupportedModelError, match="another model"):
         LLM(path, ctx_size=64, draft="mtp", draft_model=str(other))
     layer = rewrite(model_path(name), tmp_path / "mtp-c.gguf", layer_alone)

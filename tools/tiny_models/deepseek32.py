@@ -77,7 +77,7 @@ class GlmDsa(DeepSeek32):
 
     def add_metadata(self, writer: gguf.GGUFWriter) -> None:
         super().add_metadata(writer)
-        types = [layer not in self.without for layer in range(self.layers_in_file)]
+        types = [layer not in self.without for layer in range(self.layers)]
         writer.add_array("glm-dsa.attention.indexer.types", types)
 
     def hf_options(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 from numpy.typing import NDArray
 
-from tools.tiny_models.drawing import Draw, Weights
+from tools.tiny_models.drawing import Draw, Tensors, Weights
 from tools.tiny_models.model import TinyModel
 
 PARTS = ("gate", "up", "down")
@@ -32,6 +32,10 @@ class Ernie45Moe(TinyModel):
             return block | self.dense(draw, self.dense_ff)
         block |= self.routed(draw) | {"exp_probs_b.bias": draw.bias(self.experts, gain=0.3)}
         return block | (self.dense(draw, self.shared * self.ff, "_shexp") if self.shared else {})
+
+    def file_tensors(self, weights: Weights) -> Tensors:
+        """The bias that chooses experts is a matrix of one row, in files and in transformers."""
+        return {name: x[None] if "exp_probs_b" in name else x for name, x in weights.items()}
 
     def add_counts(self, writer: gguf.GGUFWriter) -> None:
         writer.add_feed_forward_length(self.dense_ff)
@@ -85,5 +89,5 @@ MODELS = (
     Ernie45Moe("ernie45moe_unshared", 32, 2, 2, 2, 32, 32, experts=4, top_k=1, shared=0,
                tied=False, rope=YARN),
     Ernie45Moe("ernie45moe_all_experts", 32, 2, 4, 2, 32, 32, experts=5, top_k=5, shared=1,
-               dense_layers=0, dense_ff=96),
+               dense_layers=0),
 )  # fmt: skip

@@ -211,12 +211,12 @@ class TinyModel:
         own = {k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)}
         embeddings, output = "token_embd.weight", "output.weight"
         found = {name: weights[name] for name in (embeddings, output) if name in weights}
-        found["output_norm.weight"] = weights["output_norm.weight"]
-        if self.own_head:
+        norm = own.get("nextn.shared_head_norm.weight", weights["output_norm.weight"])
+        found["output_norm.weight"] = norm
+        if "nextn.embed_tokens.weight" in own:
             one = replace(one, tied=False)
             found[embeddings] = own["nextn.embed_tokens.weight"]
             found[output] = own["nextn.shared_head_head.weight"]
-            found["output_norm.weight"] = own["nextn.shared_head_norm.weight"]
         found |= {f"blk.0.{k}": x for k, x in own.items() if not k.startswith("nextn.")}
         inputs = {k.removeprefix("nextn."): x for k, x in own.items() if k.startswith("nextn.")}
         return one, found, inputs

@@ -33,7 +33,8 @@ class Qwen3(TinyModel):
 
     def add_routing(self, writer: gguf.GGUFWriter) -> None:
         writer.add_expert_feed_forward_length(self.ff)
-        writer.add_expert_weights_norm(self.norm_top_k)
+        if not self.norm_top_k:  # else files are silent
+            writer.add_expert_weights_norm(False)
 
     def hf_options(self) -> dict[str, Any]:
         options = super().hf_options()

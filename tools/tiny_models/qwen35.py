@@ -36,7 +36,7 @@ class Qwen35(TinyModel):
     next: bool = False
     """It is a qwen3next, whose projections transformers has in two matrices."""
     listed: bool = False
-    """The file lists the layers that are recurrent, as newer ones do."""
+    """The file lists the layers that are recurrent, as newer ones do, beside the usual interval."""
     fused: bool = False
     """The file has gate and up of the experts in one tensor."""
 
@@ -60,6 +60,12 @@ class Qwen35(TinyModel):
     def ratio(self) -> int:
         """How many heads of values a key head has."""
         return self.value_heads // self.key_heads
+
+    def ahead_block(self, draw: Draw) -> Weights:
+        """Of `own_head` such models have the norm alone."""
+        others = ("embed_tokens.weight", "shared_head_head.weight")
+        block = super().ahead_block(draw)
+        return {name: value for name, value in block.items() if not name.endswith(others)}
 
     def block(self, draw: Draw, layer: int) -> Weights:
         block = super().block(draw, layer)
@@ -157,8 +163,8 @@ class Qwen35(TinyModel):
             recurrent = [layer not in self.full for layer in range(self.layers)]
             recurrent += [False] * self.ahead
             writer.add_array(f"{prefix}.attention.recurrent_layers", recurrent)
-        else:
-            writer.add_uint32(f"{prefix}.full_attention_interval", self.full[0] + 1)
+        interval = 4 if self.listed else self.full[0] + 1
+        writer.add_uint32(f"{prefix}.full_attention_interval", interval)
         if not self.next:
             writer.add_array(f"{prefix}.rope.dimension_sections", [2, 1, 1, 0])
 
@@ -246,7 +252,7 @@ MODELS = (
            rope={"rope_theta": 1e6}, rotary=0.5, ahead=True, own_head=True),
     Qwen35("qwen35_full_first", 32, 3, 2, 1, 32, 32, full=(0,), listed=True, state=64, eps=1e-3),
     Qwen35("qwen3next_odd", 32, 4, 2, 1, 64, 32, experts=5, top_k=2, key_heads=2, value_heads=6,
-           next=True),
+           next=True, ahead=True, own_head=True),
     Qwen35("qwen3next_all_experts", 32, 2, 3, 1, 32, 32, experts=3, top_k=3, full=(1,),
            key_heads=3, value_heads=3, tied=False, next=True),
 )  # fmt: skip

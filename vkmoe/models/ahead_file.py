@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
+from vkmoe.facts import ModelSpec
 from vkmoe.gguf_file import GgufFile, open_gguf
 from vkmoe.models import AheadFile, ModelFile, has_ahead, read_whole_spec
 
@@ -53,14 +54,18 @@ def _open(path: Path, model: ModelFile) -> AheadFile:
             raise UnsupportedModelError(
                 f"{path} has no layer that guesses tokens ahead", "leave out --draft-model"
             )
-        ours = (wanted.architecture, wanted.width, wanted.layers)
-        if (spec.architecture, spec.width, spec.layers) != ours:
+        if _sizes(spec) != _sizes(wanted):
             raise UnsupportedModelError(
                 f"{path} guesses tokens for another model than {wanted.name}",
                 "name the file that was made with the model",
             )
         unless_fitting.pop_all()
     return AheadFile(file, spec.ahead)
+
+
+def _sizes(spec: ModelSpec) -> tuple[object, ...]:
+    """List what is alike in both files; which layers are dense may be known by their tensors."""
+    return spec.architecture, spec.width, spec.n_layers, spec.layers[-1]
 
 
 def _name(file: GgufFile) -> str:

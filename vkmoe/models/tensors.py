@@ -400,7 +400,7 @@ def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> It
     if spec.shared_width:
         yield "shared", _block(find, DenseSpec(spec.shared_width), width, "_shexp")
     if spec.shared_gate:
-        yield "shared_gate", find.row("ffn_gate_inp_shexp.weight", width)
+        yield "shared_gate", find.matrix("ffn_gate_inp_shexp.weight", 1, width)
 
 
 def _beside(find: _Finder, spec: ExpertSpec, width: int) -> Iterator[Row]:
@@ -510,13 +510,6 @@ class _Finder:
             )
         return tensors
 
-    def row(self, name: str, width: int) -> FileMatrix:
-        """Find a matrix of one row, which files also hold as a vector."""
-        tensor = self._tensors.get(self._prefix + name)
-        if tensor is not None and len(tensor.shape) == 1:
-            return self.matrix(name, width)
-        return self.matrix(name, 1, width)
-
     def vector(self, name: str, *shape: int) -> FileVector:
         """Find gains or biases, which are used as float32."""
         tensor = self._find(name, shape)
@@ -539,18 +532,19 @@ class _Finder:
             )
 
     def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """Find a tensor. A vector and a matrix of one row are the same to files."""
         name = self._prefix + name
         tensor = self._tensors.get(name)
         if tensor is None:
             self._refuse_fused(name)
             raise ModelFileError(f"{self._path}: tensor {name} is missing", _HINT)
-        if tuple(tensor.shape) != shape:
+        if _without_leading_ones(tensor.shape) != _without_leading_ones(shape):
             raise ModelFileError(
                 f"{self._path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}",
                 _HINT,
             )
         self._used.add(name)
-        return tensor
+        return tensor._replace(shape=shape)
 
     def _refuse_fused(self, name: str) -> None:
         """Say so where a tensor is not missing but a part of another."""
@@ -561,3 +555,8 @@ class _Finder:
                 f"{self._path}: {name} is a part of {fused}, which vkmoe does not take apart",
                 "convert the model again without fusing tensors",
             )
+
+
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    n_ones = next((index for index, size in enumerate(shape) if size != 1), len(shape))
+    return shape[n_ones:]

@@ -20,7 +20,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
     mixers = common.attention_specs(metadata, qk_norm="per_head")
     n_ahead = metadata.count("nextn_predict_layers", metadata.n_layers - 1)
     n_dense = common.leading_dense(metadata, n_ahead)
-    experts = _experts(metadata, f"blk.{n_dense}.exp_probs_b.bias" in file.tensors)
+    experts = _experts(metadata, common.some_layer_has(file, "exp_probs_b.bias"))
     blocks = common.experts_behind(metadata, experts, n_dense)
     return common.model_spec(metadata, mixers, blocks, n_ahead, guesses=False)
 

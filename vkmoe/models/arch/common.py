@@ -187,6 +187,11 @@ def grouped_experts(
     )
 
 
+def some_layer_has(file: GgufFile, name: str) -> bool:
+    """Say whether a layer has a tensor; in some files there is but the one that guesses ahead."""
+    return any(key.split(".", 2)[2:] == [name] for key in file.tensors)
+
+
 def leading_dense(metadata: Metadata, n_ahead_layers: int = 0) -> int:
     """Read how many layers at the beginning have no experts; the last one has, in any case."""
     return metadata.count("leading_dense_block_count", metadata.n_layers - n_ahead_layers - 1)

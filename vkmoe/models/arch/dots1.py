@@ -16,7 +16,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a dots1 file."""
     metadata = Metadata(file)
     n_dense = common.leading_dense(metadata)
-    selection_bias = f"blk.{n_dense}.exp_probs_b.bias" in file.tensors
+    selection_bias = common.some_layer_has(file, "exp_probs_b.bias")
     experts = common.grouped_experts(metadata, renormalise=False, selection_bias=selection_bias)
     mixers = common.attention_specs(metadata, qk_norm="per_head")
     blocks = common.experts_behind(metadata, experts, n_dense)

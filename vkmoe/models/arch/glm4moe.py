@@ -20,8 +20,8 @@ def read_spec(file: GgufFile) -> ModelSpec:
     metadata = Metadata(file)
     # Text has the same position in each section, so that they do not matter.
     metadata.ignore("rope.dimension_sections")
-    is_normed = "blk.0.attn_q_norm.weight" in file.tensors
-    qkv_bias = "blk.0.attn_q.bias" in file.tensors
+    is_normed = common.some_layer_has(file, "attn_q_norm.weight")
+    qkv_bias = common.some_layer_has(file, "attn_q.bias")
     mixers = [
         replace(mixer, qkv_bias=qkv_bias)
         for mixer in common.attention_specs(metadata, qk_norm="per_head" if is_normed else "none")

@@ -71,7 +71,7 @@ def _latent_spec(metadata: Metadata, latent: LatentSpec) -> ModelSpec:
     n_all = metadata.n_layers
     n_ahead = metadata.count("nextn_predict_layers", n_all - 1)
     n_dense = metadata.count("leading_dense_block_count", n_all)
-    experts = _experts(metadata, f"blk.{n_dense}.exp_probs_b.bias" in file.tensors)
+    experts = _experts(metadata, common.some_layer_has(file, "exp_probs_b.bias"))
     if n_dense >= n_all - n_ahead:
         experts = None
     blocks: Sequence[FeedForward] = common.dense_specs(metadata, experts.width if experts else None)
