@@ -180,7 +180,10 @@ class GroupedLayer(Layer):
         super().__init__(runner, shape, "KV", filled, given.n_regions)
         self._shape, self.tensors = shape, (given.tensor("qkv", shape.qkv_width),)
         self.rounded_only = "" if shape.value_norm else "V"
-        self._gains = [self._gain(n_heads) for n_heads in (shape.n_heads, shape.n_kv_heads)]
+        # A model whose scale is another has gains of queries that make up for it: its scores are
+        # of the usual size, and what float32 loses in them too.
+        usual = shape.head_dim**-0.5 / shape.scale
+        self._gains = [self._gain(shape.n_heads, usual), self._gain(shape.n_kv_heads)]
         if shape.sinks:
             drawn = self.rng.normal(0, 2, shape.n_heads) if sinks is None else sinks
             self.sinks = drawn.astype(np.float32)
@@ -233,10 +236,11 @@ class GroupedLayer(Layer):
         n_turned = self._shape.n_heads * self._shape.head_dim
         return 0, np.arange(self.tensors[0].row_words) < n_turned
 
-    def _gain(self, n_heads: int) -> Singles | None:
+    def _gain(self, n_heads: int, factor: float = 1.0) -> Singles | None:
         if self._shape.norm == "none":
             return None
-        gain = self.rng.uniform(0.5, 1.5, (n_heads, self._shape.head_dim)).astype(np.float32)
+        drawn = self.rng.uniform(0.5, 1.5, (n_heads, self._shape.head_dim))
+        gain = (factor * drawn).astype(np.float32)
         return gain if self._shape.norm == "full_width" else gain[0]
 
 
