@@ -1,7 +1,7 @@
 // Computes  for each row of a prompt: q after norm and RoPE, in its place; k after norm and RoPE, and v, after its norm if
 //           VALUE_NORM, in the caches, at the row's position in the region of its sequence.
 // Inputs    qkv f32, row r from word r*qkv_pitch on: [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same], raw; params; by
-//           address the K and V caches [regions][N_KV_HEADS][context][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos,
+//           address the K and V caches [regions][N_KV_HEADS][places][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos,
 //           sin) [context][ROTARY_DIM/2].
 // Who       a workgroup takes a head of a row, or where the norm is over the full width all of q, of k or of v. A lane takes the
 //           two dims of q that turn together, or the dims in one word of a cache.
@@ -21,7 +21,7 @@ layout(constant_id = 2) const uint N_HEADS = 32u;
 layout(constant_id = 3) const uint N_KV_HEADS = 4u;
 layout(constant_id = 4) const uint ROTARY_DIM = 128u;
 layout(constant_id = 5) const uint ROPE_STYLE = 0u; // 0 = halves (neox), 1 = adjacent pairs
-layout(constant_id = 6) const uint NORM_MODE = 1u;  // 0 = none, 1 = per head, 2 = full width
+layout(constant_id = 6) const uint NORM_MODE = 1u;  // 0 = none, 1 = per head, 2 = full width, 3 = per head, gains behind RoPE
 layout(constant_id = 7) const uint K_TYPE = 0u; // see kv_types.glsl
 layout(constant_id = 8) const uint V_TYPE = 0u;
 layout(constant_id = 9) const uint VALUE_NORM = 0u; // of v of each kv head, without a gain
@@ -34,12 +34,14 @@ layout(push_constant, std430) uniform Push {
     uvec2 k_gain;
     uvec2 rope_table;
     uint context;
+    uint places; // of a kv head in a region
     uint n_regions; // of a cache
     uint qkv_pitch;
     float eps;
 };
 
 #define CACHED_DIM HEAD_DIM
+#define PLACES places
 #include "kv_rows.glsl"
 #include "staged_row.glsl"
 #include "attention_rope.glsl"
@@ -83,8 +85,13 @@ float span_factor(Span span) {
 float gained(Span span, uint head, uint d) {
     const uint i = head * HEAD_DIM + d;
     const float value = qkv[span.first_word + i];
-    if (NORM_MODE == 0u || span.is_value) return value;
+    if (NORM_MODE == 0u || NORM_MODE == 3u || span.is_value) return value;
     return value * load_float(address_add(span.is_query ? q_gain : k_gain, (TAKES_ALL ? i : d) * 4u));
+}
+
+// The gain of dim `d` of q or k behind the rotation.
+float turned_gain(Span span, uint d) {
+    return NORM_MODE == 3u ? load_float(address_add(span.is_query ? q_gain : k_gain, d * 4u)) : 1.0;
 }
 
 // The two dims of q that turn together; those that do not turn are taken in pairs too.
@@ -103,15 +110,17 @@ void turn_queries(Span span, uint position, float factor) {
             const vec2 cosine_sine = rotation(dims.x, position);
             values = vec2(turned(first, second, dims.x, cosine_sine), turned(second, first, dims.y, cosine_sine));
         }
-        qkv[span.first_word + head * HEAD_DIM + dims.x] = values.x * factor;
-        qkv[span.first_word + head * HEAD_DIM + dims.y] = values.y * factor;
+        qkv[span.first_word + head * HEAD_DIM + dims.x] = values.x * factor * turned_gain(span, dims.x);
+        qkv[span.first_word + head * HEAD_DIM + dims.y] = values.y * factor * turned_gain(span, dims.y);
     }
 }
 
 float cached_dim(Span span, uint head, uint d, uint position) {
     const float value = gained(span, head, d);
-    if (span.is_value || d >= ROTARY_DIM) return value;
-    return turned(value, gained(span, head, rotation_partner(d)), d, rotation(d, position));
+    if (span.is_value) return value;
+    if (d >= ROTARY_DIM) return value * turned_gain(span, d);
+    const float partner = gained(span, head, rotation_partner(d));
+    return turned(value, partner, d, rotation(d, position)) * turned_gain(span, d);
 }
 
 void append(Span span, uint position, float factor) {
@@ -140,6 +149,7 @@ void main() {
     if (ROW >= params.n_rows) return;
     const Span span = find_span();
     const uint position = row_position(ROW);
+    begin_ring(position);
     const float factor = span_factor(span);
     if (span.is_query) turn_queries(span, position, factor);
     else append(span, position, factor);

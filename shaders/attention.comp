@@ -2,7 +2,7 @@
 //           = all) of its sequence, after norm and RoPE of q and k, and the norm of v if VALUE_NORM: per head and split the unnormalised sum, the running
 //           maximum and the running sum of weights; attention_combine joins them.
 // Inputs    qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS]
-//           [context][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output:
+//           [places][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output:
 //           partials [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position appends k and v to the caches. Rows of
 //           the batch lie a pitch behind one another. Where rows may be of one sequence
 //           there are two dispatches: one in which all append (mode APPEND), and one in which all read what is cached (mode
@@ -43,6 +43,7 @@ layout(push_constant, std430) uniform Push {
     uvec2 k_gain;
     uvec2 rope_table;
     uint context;
+    uint places; // of a kv head in a region
     float eps;
     float scale;
     uint window; // positions seen, this one included; 0 = all
@@ -55,6 +56,7 @@ layout(push_constant, std430) uniform Push {
 const uint HEADS_PER_KV = N_HEADS / N_KV_HEADS;
 uint first_qkv; // word at which the row's q begins
 #define CACHED_DIM HEAD_DIM
+#define PLACES places
 #define ROW_DIM HEAD_DIM
 #define VALUE_DIM HEAD_DIM
 #define INPUT_ROWS (WORKGROUP_HEADS + 1u) // query heads and k
@@ -82,6 +84,7 @@ void main() {
     if (start > position) return; // an unused split: attention_combine skips it by the same formula
     const uint end = min(start + length, position + 1u), filled = filled_end(end, position);
     first_qkv = ROW * qkv_pitch;
+    begin_ring(min(seen, filled - 1u)); // what is loaded in place of this token's own row may lie before the window
     const uvec2 keys_at = region_start(K_TYPE, k_cache), values_at = region_start(V_TYPE, v_cache);
 
     find_team();

@@ -3,7 +3,7 @@
 //           denominator (gpt-oss). Of latent attention, k_t is a cached row, and v_t its first VALUE_DIM dims.
 // Inputs    queries f32, row r from word r*query_pitch on: [N_HEADS][VALUE_DIM], after norm and RoPE; where ROW_DIM is more, the
 //           other dims of head h from word rest_offset + r*rest_pitch + h*rest_stride of `rest` on; params; by address the
-//           K and V caches [regions][N_KV_HEADS][context][ROW_DIM] (kv_types.glsl), with these rows in place, and sinks f32
+//           K and V caches [regions][N_KV_HEADS][places][ROW_DIM] (kv_types.glsl), with these rows in place, and sinks f32
 //           [N_HEADS] (null = none). Output: out f32, row r from word r*out_pitch on: [N_HEADS*VALUE_DIM].
 // Who       a column is a head of a row. A workgroup takes COLUMNS columns that share a kv head, rows in order, and walks the cache
 //           for all of them at once: see include/prompt_tile.glsl (GPUs) and prompt_lanes.glsl (CPU drivers).
@@ -35,6 +35,7 @@ layout(push_constant, std430) uniform Push {
     uvec2 v_cache;
     uvec2 sinks;
     uint context;
+    uint places; // of a kv head in a region
     uint n_regions; // of a cache
     uint window; // positions seen, a row's own included; 0 = all
     float scale;
@@ -47,6 +48,7 @@ layout(push_constant, std430) uniform Push {
 
 #define COLUMNS WORKGROUP_HEADS // a column is a head of a row
 #define CACHED_DIM ROW_DIM
+#define PLACES places
 #include "kv_rows.glsl"
 
 const uint GROUP = N_HEADS / N_KV_HEADS; // columns of a row that share a kv head
@@ -143,6 +145,7 @@ void main() {
     begin_columns();
     for (uint row = column_row(0u); row < end_row;) {
         const Run run = find_run(row, end_row);
+        begin_ring(run.seen.first);
         walk(run);
         row = run.end;
     }

@@ -55,7 +55,7 @@ def watch_routers(network: Any) -> Routers:
     """A list that gets the logits and the chosen experts of each router as it runs."""
     seen: Routers = []
     for module in network.modules():
-        if "Router" in type(module).__name__:
+        if "Router" in type(module).__name__ or type(module).__name__ == "HunYuanMoEV1Gate":
             module.register_forward_hook(
                 lambda _module, _inputs, out: seen.append((out[0].numpy(), out[2].numpy()))
             )

@@ -46,6 +46,7 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.ahead import AheadDecoder
 from vkmoe.models.decoder import Decoder
+from vkmoe.models.kept import Kept, oldest_start
 from vkmoe.models.kv_caches import KvCaches
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds
@@ -185,7 +186,7 @@ class Engine(Closing):
         self._decoder = partial(self._decoder_of, memory, loaded)
         self._backend = Backend(self.device)
         self._ends = [0] * plan.n_regions  # positions of each region that are filled
-        # The first position to which each can go back without copies; 0 where nothing is recurrent.
+        # The first position to which each can go back without copies.
         self._oldest = [0] * plan.n_regions
         n_copies = plan.n_state_copies
         self._copies = enter(StateCopies(self.device, self._caches, n_copies))
@@ -301,10 +302,13 @@ class Engine(Closing):
                 found = self.rewind(region, first)
                 assert found == first, f"region {region} goes on at {found}, not at {first}"
             self._ends[region] = last + 1
-            if self.spec.is_recurrent:  # whatever becomes of the run
-                oldest = last + 2 - self.plan.n_versions
-                self._oldest[region] = max(self._oldest[region], oldest)
+            # Whatever becomes of the run.
+            oldest = oldest_start(self.spec, Kept.by(self.plan, self.ctx_size), last)
+            self._oldest[region] = max(self._oldest[region], oldest)
         self.watch_memory()
+        executor = "stepped" if self._experts.regain() else self.plan.executor
+        if executor != self._programs.executor:
+            self._programs.renew(self._decoder(), executor)
         self._programs.make_ready(batch)
         self._experts.before_run(Upcoming(batch.tokens, batch.later), batch.phase == "decode")
         began = perf_counter_ns()
@@ -317,7 +321,7 @@ class Engine(Closing):
         n_decoded = len(set(batch.sequences)) if decodes else 0
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)
-        if self.spec.is_recurrent and not decodes:
+        if not decodes:
             self._copy_states(batch)
         return result
 
@@ -331,7 +335,12 @@ class Engine(Closing):
         return bool(self._watches)
 
     def _copy_states(self, batch: TokenBatch) -> None:
-        """Copy the state before the last row of a prompt, and now and then one within a prompt."""
+        """Copy the state before the last row of a prompt, and now and then one within a prompt.
+
+        Nothing where texts can go back without.
+        """
+        if not self._copies.n_most:
+            return
         wants = dict(zip(batch.sequences, batch.wants_logits, strict=True))  # of the last rows
         for region, first, last in _spans(batch):
             end = last if wants[region] else last + 1
@@ -378,10 +387,10 @@ class Engine(Closing):
     def rewind(self, region: int, position: int) -> int:
         """Forget what came from `position` on in a region; return where tokens go on.
 
-        A KV cache holds every earlier position, so it is the one asked for, or the end of what was
-        processed. A recurrent state is there for the last positions; else it is that of the last
-        copy before them, or the beginning. Where more goes than guesses that were wrong, another
-        text begins, and what predicts experts from token to token begins anew.
+        Full attention keeps every earlier position, so it is the one asked for, or the end of what
+        was processed. Windows and recurrent states are there for the last positions; else it is
+        that of the last copy before them, or the beginning. Where more goes than guesses that were
+        wrong, another text begins, and what predicts experts from token to token begins anew.
         """
         end = self._ends[region]
         if not 0 <= end - position < self.max_decode_rows:
@@ -391,8 +400,6 @@ class Engine(Closing):
 
     def _go_back(self, region: int, position: int) -> int:
         """Have a region's state stop at a position, or before it; return where."""
-        if not self.spec.is_recurrent:
-            return position
         if position < self._oldest[region]:
             position = self._copies.last(region, position)
             if position:

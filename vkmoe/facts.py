@@ -6,12 +6,13 @@ asked for is in config.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
 from vkmoe.choices import BufferName, Executor, Layout
-from vkmoe.kv_types import KvTypes, region_bytes
+from vkmoe.kv_types import KvTypes
 from vkmoe.modes import ExpertMode
 
 # ----- the device -----
@@ -129,6 +130,10 @@ class RopeSpec:
     long_factors: tuple[float, ...] = ()  # [dim / 2]
 
 
+# Of each head, or of all together; in each head, with the gains behind the rotation.
+QkNorm = Literal["none", "per_head", "full_width", "per_head_turned"]
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Describes grouped-query attention; layers of one kind have equal ones."""
@@ -137,7 +142,7 @@ class AttentionSpec:
     n_kv_heads: int
     head_dim: int
     rope: RopeSpec
-    qk_norm: Literal["none", "per_head", "full_width"] = "none"
+    qk_norm: QkNorm = "none"
     window: int = 0  # positions seen, the token's own included; 0: all
     scale: float = 0.0  # of the dot products; 0: head_dim ** -0.5
     sinks: bool = False  # a logit per head that takes part in the softmax alone
@@ -170,13 +175,6 @@ class AttentionSpec:
     def attended_width(self) -> int:
         """Count the elements that the output projection reads."""
         return self.q_width
-
-    def state_bytes(self, ctx_size: int, kv_types: KvTypes, _: int = 1) -> tuple[int, ...]:
-        """Count the bytes a layer keeps of `ctx_size` positions: a cache of keys, one of values."""
-        if not self.own_kv:
-            return ()
-        n_rows = ctx_size * self.n_kv_heads
-        return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in kv_types)
 
 
 @dataclass(frozen=True)
@@ -225,10 +223,6 @@ class LatentSpec:
         """Count the elements that the output projection reads."""
         return self.n_heads * self.value_dim
 
-    def state_bytes(self, ctx_size: int, kv_types: KvTypes, _: int = 1) -> tuple[int, ...]:
-        """Count the bytes a layer keeps of `ctx_size` positions: one cache of compressed rows."""
-        return (region_bytes(kv_types.keys, ctx_size, self.row),)
-
 
 RING_ROWS = 16  # that were projected last, which a layer with a convolution keeps of a sequence
 
@@ -261,12 +255,6 @@ class DeltaNetSpec:
     def attended_width(self) -> int:
         """Count the elements that the output projection reads."""
         return self.n_heads * self.head_dim
-
-    def state_bytes(self, ctx_size: int, kv_types: KvTypes, n_versions: int = 1) -> tuple[int, ...]:
-        """Count the bytes a layer keeps, whatever the positions: rows that were projected last, and
-        the states behind the last `n_versions` positions. All are f32."""
-        states = 4 * n_versions * self.n_heads * self.head_dim**2
-        return 4 * RING_ROWS * self.n_channels, states
 
 
 @dataclass(frozen=True)
@@ -360,9 +348,14 @@ class ModelSpec:
         return replace(self, layers=(self.ahead,), ahead=None)
 
     @cached_property
+    def n_layers_of(self) -> dict[Mixer, int]:
+        """Count the layers with each kind of mixer, in the order of the first that has it."""
+        return Counter(layer.mixer for layer in self.kept_layers)
+
+    @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
         """List each kind of mixer once, in the order of the first layer that has it."""
-        return tuple(dict.fromkeys(layer.mixer for layer in self.kept_layers))
+        return tuple(self.n_layers_of)
 
     @cached_property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -554,6 +547,7 @@ class MemoryPlan:
     mode_reason: str = ""  # why this mode, where no option asked for it
     n_regions: int = 1  # of the KV cache, one for each sequence
     n_versions: int = 1  # of a recurrent state, which a sequence keeps
+    margin: int = 0  # positions that layers with a window keep beside those that it sees
     n_state_copies: int = 0  # in host memory, at most
     n_guesses: int = 0  # tokens that a layer of the model guesses ahead at a time
     first_positions: int = 0  # of each region, that the KV cache begins with

@@ -199,7 +199,7 @@ class LLM(Closing):
             engine.profiler,
             cache.counters,
             pinned=cache.residency.pinned,
-            pool=cache.pool.counters if cache.pool and not self.plan.exchanges else None,
+            pool=cache.pool_counters,
             overlap=engine.overlap,
             predictions=cache.residency.predictions,
         )

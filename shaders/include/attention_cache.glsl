@@ -25,7 +25,7 @@ uint filled_end(uint end, uint position) { return mode == READ ? end : min(end, 
 // again, and beyond the row its last unit; weights and queries are zeros there. TAKE_OWN puts this token's row in its place.
 #define LOAD_STEP(type, region, kv_head, first, end, raw) \
     [[unroll]] for (uint i = 0u; i < STEP_POSITIONS; ++i) { \
-        const uint row = kv_head * context + min(first + i, end - 1u); \
+        const uint row = cached_row(kv_head, min(first + i, end - 1u)); \
         [[unroll]] for (uint j = 0u; j < LANE_UNITS; ++j) { \
             [[unroll]] for (uint word = 0u; word < UNIT_RAW; ++word) { \
                 if (word < raw_words(type)) \
@@ -95,7 +95,7 @@ void keep_own_word(uint cache, uint word, uint bits) {
 void append_own_scales(uint cache, uvec2 region, uint kv_head, uint position) {
     for (uint word = lane; word < SCALE_WORDS; word += WORKGROUP_LANES) {
         const uint bits = own_scale(cache, 2u * word) | own_scale(cache, 2u * word + 1u) << 16u;
-        store_scale_word(region, kv_head * context + position, word, bits);
+        store_scale_word(region, cached_row(kv_head, position), word, bits);
     }
 }
 
@@ -103,7 +103,7 @@ void append_own_scales(uint cache, uvec2 region, uint kv_head, uint position) {
 // must call it, once own_dim knows the rows.
 void append_position(uvec2 keys_at, uvec2 values_at, uint kv_head, uint position, bool writes) {
     const bool has_values = N_CACHES == 2u;
-    const uint row = kv_head * context + position;
+    const uint row = cached_row(kv_head, position);
     if (K_TYPE == Q8_0) find_own_scales(KEYS, kv_head);
     if (has_values && V_TYPE == Q8_0) find_own_scales(VALUES, kv_head);
     const uint n_keys = row_words(K_TYPE), n_values = has_values ? row_words(V_TYPE) : 0u, n_words = max(n_keys, n_values);

@@ -2,7 +2,8 @@
 // Needs: attention_state.glsl, attention_rope.glsl, the bindings and push constants of attention.comp.
 const uint Q_WIDTH = N_HEADS * HEAD_DIM;
 const uint KV_WIDTH = N_KV_HEADS * HEAD_DIM;
-const uint NORM_PER_HEAD = 1u, NORM_FULL_WIDTH = 2u;
+const uint NORM_PER_HEAD = 1u, NORM_FULL_WIDTH = 2u, NORM_PER_HEAD_TURNED = 3u; // the last has gains behind the rotation
+const bool OF_HEADS = NORM_MODE == NORM_PER_HEAD || NORM_MODE == NORM_PER_HEAD_TURNED;
 
 // The first word of a staged row in this row of the batch: query heads, then k.
 uint input_row(uint index, uint first_head, uint kv_head) {
@@ -46,9 +47,12 @@ void stage_rows(uint first_head, uint kv_head, uint position) {
         [[unroll]] for (uint i = 0u; i < INPUT_ROWS; ++i) {
             const uint row = input_row(i, first_head, kv_head);
             const float raw = qkv[first_qkv + row + d];
-            const float value = raw * input_gain(i, row, d);
-            const float other = qkv[first_qkv + row + partner] * input_gain(i, row, partner);
-            stage[i * HEAD_DIM + d] = is_turned ? turned(value, other, rotary, cosine_sine) : value;
+            const bool gains_first = NORM_MODE != NORM_PER_HEAD_TURNED;
+            const float value = gains_first ? raw * input_gain(i, row, d) : raw;
+            const float partner_raw = qkv[first_qkv + row + partner];
+            const float other = gains_first ? partner_raw * input_gain(i, row, partner) : partner_raw;
+            const float found = is_turned ? turned(value, other, rotary, cosine_sine) : value;
+            stage[i * HEAD_DIM + d] = gains_first ? found : found * input_gain(i, row, d);
             squares[i] += raw * raw;
         }
     }
@@ -65,7 +69,7 @@ void load_query(uint first_head, uint kv_head, uint position) {
     stage_rows(first_head, kv_head, position);
     [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
         float factor = scale;
-        if (NORM_MODE == NORM_PER_HEAD) factor *= inverse_rms(workgroup_total(h), HEAD_DIM);
+        if (OF_HEADS) factor *= inverse_rms(workgroup_total(h), HEAD_DIM);
         if (NORM_MODE == NORM_FULL_WIDTH) factor *= inverse_rms(workgroup_total(0u), Q_WIDTH);
         [[unroll]] for (uint i = 0u; i < LANE_UNITS * 2u; ++i) {
             const uint at = h * HEAD_DIM + (team_lane + i / 2u * TEAM_LANES) * 8u + i % 2u * 4u;
@@ -74,7 +78,7 @@ void load_query(uint first_head, uint kv_head, uint position) {
     }
     key_inverse_rms = 1.0;
     const float key_squares = workgroup_total(WORKGROUP_HEADS);
-    if (NORM_MODE == NORM_PER_HEAD) key_inverse_rms = inverse_rms(key_squares, HEAD_DIM);
+    if (OF_HEADS) key_inverse_rms = inverse_rms(key_squares, HEAD_DIM);
     if (NORM_MODE == NORM_FULL_WIDTH) key_inverse_rms = inverse_rms(key_squares, KV_WIDTH);
     barrier(); // the totals have been read
 }

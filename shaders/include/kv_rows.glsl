@@ -4,9 +4,6 @@
 
 uint row_position(uint row) { return min(params.rows[row].position, context - 1u); }
 
-// Counts rows of a region from its first.
-uint cached_row(uint kv_head, uint position) { return kv_head * context + position; }
-
 // 8 dims of a row, as they are loaded.
 struct RawUnit {
     uvec4 first;

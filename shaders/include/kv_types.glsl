@@ -1,9 +1,10 @@
-// What a region of a KV cache holds, by the cache's type: [N_KV_HEADS][context] rows of CACHED_DIM dims.
+// What a region of a KV cache holds, by the cache's type: [N_KV_HEADS][PLACES] rows of CACHED_DIM dims. They are a ring: a position
+// has the row of that number modulo PLACES, which is the context unless layers see a window alone.
 //   f16, f32  the rows, one behind the other.
 //   q8_0      blocks of 32 dims with one scale, as ggml's; the last block of a row may be shorter. First the quants of all rows,
 //             int8; then the scales of all rows, f16 [blocks], of each row whole words. dim = scale * quant.
 // A unit is 8 dims, which a lane loads at once. The host's side: vkmoe/kv_types.py.
-// Needs: address.glsl, CACHED_DIM (whole units), N_KV_HEADS, the constants K_TYPE and V_TYPE, the push constants `context` and
+// Needs: address.glsl, CACHED_DIM (whole units), N_KV_HEADS, PLACES, the constants K_TYPE and V_TYPE, the push constant
 // `n_regions`.
 #include "half.glsl"
 
@@ -21,11 +22,11 @@ uint row_words(uint type) { return CACHED_DIM / word_dims(type); } // without sc
 uint row_bytes(uint type) { return row_words(type) * 4u; }
 uint unit_bytes(uint type) { return 32u / word_dims(type); }
 
-uint scales_at() { return N_KV_HEADS * context * CACHED_DIM; } // bytes from a region's beginning
+uint scales_at() { return N_KV_HEADS * PLACES * CACHED_DIM; } // bytes from a region's beginning
 
 uint region_bytes(uint type) {
-    if (type != Q8_0) return N_KV_HEADS * context * row_bytes(type);
-    return (scales_at() + N_KV_HEADS * context * SCALE_WORDS * 4u + 15u) / 16u * 16u;
+    if (type != Q8_0) return N_KV_HEADS * PLACES * row_bytes(type);
+    return (scales_at() + N_KV_HEADS * PLACES * SCALE_WORDS * 4u + 15u) / 16u * 16u;
 }
 
 // Of a sequence's region in a cache; the regions of a cache may be more than 4 GiB together, one of them is less.
@@ -34,6 +35,16 @@ uvec2 region_address(uint type, uvec2 cache, uint sequence) {
 }
 
 // ----- reading; `row` counts from the region's first -----
+
+uint ring_begin = 0u; // the multiple of PLACES before the first position that is asked for
+
+// Rows are asked for from this position on, fewer than PLACES.
+void begin_ring(uint first) { ring_begin = first / PLACES * PLACES; }
+
+uint cached_row(uint kv_head, uint position) {
+    const uint behind = position - ring_begin;
+    return kv_head * PLACES + (behind < PLACES ? behind : behind - PLACES);
+}
 
 // One of a unit's 16-byte words.
 uvec4 load_raw(uint type, uvec2 region, uint row, uint unit, uint word) {

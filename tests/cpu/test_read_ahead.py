@@ -19,6 +19,7 @@ from tools.synthetic.presets import PRESETS
 from vkmoe import engine as engine_module
 from vkmoe.batch import TokenBatch
 from vkmoe.config import EngineConfig
+from vkmoe.cpu.variants import native
 from vkmoe.engine import Engine
 from vkmoe.gguf_file import GgufFile
 
@@ -84,3 +85,36 @@ def test_experts_that_are_used_are_read_whole_and_no_others(
             used = set(routing[-1 if is_last else 0 :, layer].reshape(-1).tolist())
             assert {n for n, pages in enumerate(found) if pages.all()} == used, name
             assert {n for n, pages in enumerate(found) if pages.any()} == used, name
+
+
+def test_nothing_is_asked_for_while_nothing_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts are asked for until layers have read nothing for a while, and when they read again.
+
+    What is not known counts as reading: the first token asks.
+    """
+    monkeypatch.setattr(engine_module, "available_bytes", lambda: 0)
+    with Engine(path, EngineConfig("cpu", 64)) as engine:
+        file, experts = engine.model.file, engine.spec.experts
+        assert experts is not None
+        n_of_token = engine.spec.n_layers * experts.n_used
+
+        def asked(n_tokens: int) -> int:
+            before: int = native().n_read_ahead()
+            for _ in range(n_tokens):
+                engine.run_token(7, 0)
+            behind: int = native().n_read_ahead()
+            return behind - before
+
+        def asked_where_all_is_read() -> int:
+            for _, name in experts_of(file):
+                forget(file, name)
+            return asked(1)
+
+        assert asked(1) == n_of_token
+        for _ in range(2):
+            assert 0 < asked(300) < 300 * n_of_token  # the average is over 64 layers
+            assert asked(1) == 0
+            assert asked_where_all_is_read() == 0, "one token is not enough"
+            assert n_of_token in (asked_where_all_is_read() for _ in range(50))

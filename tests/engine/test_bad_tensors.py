@@ -40,6 +40,7 @@ OWN = {
     "dots1_odd": ("attn_k_norm.weight", "ffn_norm.weight", "ffn_up_shexp.weight"),
     "minimaxm2_odd": ("attn_q_norm.weight", "exp_probs_b.bias"),
     "bailingmoe2_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
+    "hunyuanmoe_odd": ("attn_k_norm.weight", "ffn_down_shexp.weight"),
     "hyv3_odd": ("attn_q_norm.weight", "ffn_up_shexp.weight"),
     "glmdsa_odd": ("attn_q_a.weight", "attn_v_b.weight", "ffn_gate_shexp.weight"),
     "gemma4_odd": (

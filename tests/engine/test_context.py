@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.engine.tiny import ONE_OF_EACH, RECURRENT, lengthened, model_path
+from tests.engine.tiny import ONE_OF_EACH, RECURRENT, WINDOWED, lengthened, model_path
 from vkmoe.batch import TokenBatch
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -112,8 +112,8 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        # Recurrent ones go back by other rules: test_recurrent.py.
-        *((name, "resident") for name in ONE_OF_EACH if name not in RECURRENT),
+        # Others go back by other rules: test_going_back.py.
+        *((name, "resident") for name in ONE_OF_EACH if name not in (*RECURRENT, *WINDOWED)),
         *(("demo", way) for way in WAYS),
     ],
 )

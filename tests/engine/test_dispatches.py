@@ -44,6 +44,7 @@ LAYERS = {
     "dots1": [GROUPED + DENSE, GROUPED + SHARED],
     "minimax-m2": [GROUPED + EXPERTS],
     "bailingmoe2": [GROUPED + DENSE, GROUPED + SHARED],
+    "hunyuan-moe": [GROUPED + SHARED],
     "hy_v3": [GROUPED + DENSE, GROUPED + SHARED],
     "deepseek32": [COMPRESSED + DENSE, COMPRESSED + SHARED],
     "glm-dsa": [COMPRESSED + DENSE, COMPRESSED + SHARED],

@@ -281,8 +281,9 @@ def test_what_may_not_be_given_back_is_a_warning(
     assert "close them, or start again" in message
 
 
+@pytest.mark.parametrize("exchanges", [False, True])
 def test_places_in_host_memory_are_given_back_where_others_take_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    exchanges: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And come back. Their experts are read from the file meanwhile; the text stays the same."""
     free = 4 * GIB
@@ -293,8 +294,10 @@ def test_places_in_host_memory_are_given_back_where_others_take_it(
     with Engine(demo_model_path(), EngineConfig(ctx_size=64)) as engine:
         expected = walk(engine)
     config = EngineConfig(ctx_size=64, expert_mode="cache", host_pool="16MiB")
+    config = replace(config, expert_slots=14) if exchanges else config
     with Engine(demo_model_path(), config, checks=True) as engine:
         assert engine.cache is not None and engine.cache.pool is not None
+        assert engine.plan.exchanges == exchanges
         places, before = engine.cache.pool.locations, allocated(engine.device)
         n_places = int(places.capacities.sum())
         for n_free, n_left in ((GIB, 2 * 32), (4 * GIB, n_places)):
@@ -304,6 +307,7 @@ def test_places_in_host_memory_are_given_back_where_others_take_it(
             assert walk(engine) == expected
             engine.rewind(0, 0)
             assert n_left <= places.capacities.sum() < n_left + 24  # chunks have ten
+            assert engine.cache.reads_file == (not exchanges or n_free == GIB)
             engine.cache.check_integrity()
         assert allocated(engine.device) == before
     texts = [text for text in caplog.messages if "host memory" in text and "MiB were" in text]

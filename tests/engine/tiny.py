@@ -40,6 +40,7 @@ KINDS = {
     "minimaxm2": "minimax-m2",
     "bailingmoe2": "bailingmoe2",
     "hyv3": "hy_v3",
+    "hunyuanmoe": "hunyuan-moe",
     "deepseek32": "deepseek32",
     "glmdsa": "glm-dsa",
     "mistral4": "mistral4",
@@ -61,13 +62,14 @@ ONE_OF_EACH = tuple(
                  "qwen2moe_top1", "gptoss_odd", "deepseek2_lite", "deepseek2_v3",
                  "qwen35moe_odd", "qwen35_dense", "qwen3next_odd", "glm4moe_odd",
                  "ernie45moe_odd", "dots1_odd", "minimaxm2_odd", "bailingmoe2_odd", "hyv3_odd",
-                 "deepseek32_odd", "glmdsa_odd", "mistral4_odd", "gemma4_odd",
+                 "hunyuanmoe_odd", "deepseek32_odd", "glmdsa_odd", "mistral4_odd", "gemma4_odd",
                  "gemma4_dense_inputs")
     if name in NAMES
 )  # fmt: skip
 RECURRENT = tuple(
     name for name in NAMES if architecture(name) in ("qwen35", "qwen35moe", "qwen3next")
 )
+WINDOWED = tuple(name for name in NAMES if architecture(name) in ("gpt-oss", "gemma4"))
 
 
 class Tensor(NamedTuple):

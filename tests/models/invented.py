@@ -26,6 +26,7 @@ from vkmoe.kernels.matvec.operations import BLOCK_WEIGHTS, Matrix
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import both
 from vkmoe.models.decoder import Decoder
+from vkmoe.models.kept import Kept
 from vkmoe.models.kv_caches import KvAddresses
 from vkmoe.models.weights import (
     AttentionWeights,
@@ -260,7 +261,7 @@ def token_program(
             for kind, (_, is_moe) in zip(kinds, layers, strict=False)
         ),
     )
-    kernels = mixer_kernels(spec, CONTEXT, both("f16"), 2, tuning)
+    kernels = mixer_kernels(spec, Kept(CONTEXT, both("f16"), 2), tuning)
     ropes: dict[RopeSpec | None, int] = {None: 0}
     ropes |= {rope: memory.take(CONTEXT * rope.dim * 4) for rope in spec.ropes}
     caches = tuple(

@@ -28,6 +28,7 @@ from vkmoe.facts import (
 from vkmoe.gguf_file import open_gguf
 from vkmoe.kv_types import both
 from vkmoe.models import ARCHITECTURES, read_spec
+from vkmoe.models.kept import Kept, state_bytes
 from vkmoe.models.kv_caches import caching_layers
 from vkmoe.models.program_sizes import sure_context
 from vkmoe.models.rope import rope_table
@@ -65,7 +66,7 @@ def test_every_architecture_is_read_here() -> None:
     names = ("dense_tied", "moe_plain", "olmoe_plain", "llama_plain", "mixtral_plain",
              "qwen2moe_plain", "gptoss_plain", "deepseek2_v3", "qwen35moe_odd", "qwen35_dense",
              "qwen3next_odd", "glm4moe_odd", "ernie45moe_odd", "dots1_odd", "minimaxm2_odd",
-             "bailingmoe2_odd", "hyv3_odd", "deepseek32_odd", "glmdsa_odd",
+             "bailingmoe2_odd", "hyv3_odd", "hunyuanmoe_odd", "deepseek32_odd", "glmdsa_odd",
              "mistral4_odd", "gemma4_odd")  # fmt: skip
     assert {spec_of(model_path(name)).architecture for name in names} == set(ARCHITECTURES)
 
@@ -98,7 +99,7 @@ def test_small_models_of_gemma4() -> None:
     # Not the last two before, whatever their kind.
     assert caching_layers(spec_of(model_path("gemma4_shared"))) == (0, 1, 2, 2, 1)
     assert [mixer.qkv_width for mixer in mixers[2:5]] == [6 * 32, 6 * 64, 4 * 32]
-    assert mixers[4].state_bytes(100, both("f16")) == ()
+    assert state_bytes(mixers[4], Kept(100, both("f16"))) == ()
     assert [block.width for block in spec.dense_blocks] == [64] * 4 + [128] * 3
     lines = spec_lines(spec)
     assert lines[0] == "layers        7 of width 32; a token brings 64 numbers to each"
@@ -301,6 +302,16 @@ def test_minimax_m2(tmp_path: Path) -> None:
     wanted = ExpertSpec(7, 3, 32, gating="sigmoid", selection_bias=True)
     assert experts == wanted and spec.moe_layers == (0, 1)
     assert changed(tmp_path, "minimaxm2_odd", expert_gating_func=None) == spec
+
+
+def test_hunyuan_moe(tmp_path: Path) -> None:
+    spec = spec_of(model_path("hunyuanmoe_odd"))
+    mixer, experts = attention_of(spec), experts_of(spec)
+    assert mixer.qk_norm == "per_head_turned" and mixer.rope.style == "neox"
+    assert mixer.rope.base == pytest.approx(1e4 * 1000 ** (64 / 62)) and not mixer.qkv_bias
+    assert experts == ExpertSpec(7, 3, 32, shared_width=32) and spec.moe_layers == (0, 1, 2)
+    silent = {"expert_shared_feed_forward_length": None, "expert_shared_count": None}
+    assert changed(tmp_path, "hunyuanmoe_odd", **silent) == spec
 
 
 def test_bailingmoe2(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ WRONG = [
     ("gemma4_odd", {"attention__value_length_swa": 64}, "keys have 32"),
     ("gemma4_odd", {"rope__dimension_count_swa": 31}, "must be even"),
     ("gemma4_odd", {"attention__sliding_window_pattern": [True] * 3}, "has 4 layers"),
+    ("hunyuanmoe_odd", {"expert_shared_feed_forward_length": 64}, "expected [64, 32]"),
     ("gemma4_dense_inputs", {"embedding_length_per_layer_input": 32}, "inp_gate.weight has shape"),
     ("gemma4_dense_inputs", {"embedding_length_per_layer_input": None}, "vkmoe does not know"),
     ("gemma4_odd", {"embedding_length_per_layer_input": 32}, "inp_gate.weight is missing"),

@@ -79,7 +79,8 @@ def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str
     assert on_device <= device_budget(info, free)
     assert made.total("host") + (on_device if info.is_uma else 0) <= free
     (cache,) = (line for line in made.lines if line.item.startswith("KV cache"))
-    half_bytes = 2 * made.first_positions * sum(map(cached_numbers, model.spec.layers))
+    numbers = (cached_numbers(layer, made.first_positions) for layer in model.spec.layers)
+    half_bytes = 2 * sum(numbers)
     wanted = half_bytes * {"f16": 1, "f32": 2}[made.kv_types.keys]
     wanted += sum(state_bytes(layer, made.n_versions) for layer in model.spec.layers)
     rounding = GRANULARITY * len(model.spec.layers)
@@ -87,12 +88,15 @@ def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str
     assert made.first_positions <= made.ctx_size <= model.spec.context_length
 
 
-def cached_numbers(layer: LayerSpec) -> int:
-    """What a layer caches of a position."""
+def cached_numbers(layer: LayerSpec, n_positions: int) -> int:
+    """What a layer caches of so many positions: those of its window and a chunk of 512, if any."""
     mixer = layer.mixer
     if isinstance(mixer, DeltaNetSpec):
         return 0
-    return mixer.row if isinstance(mixer, LatentSpec) else 2 * mixer.kv_width
+    if isinstance(mixer, LatentSpec):
+        return n_positions * mixer.row
+    n_places = min(n_positions, mixer.window + 512) if mixer.window else n_positions
+    return n_places * 2 * mixer.kv_width
 
 
 def state_bytes(layer: LayerSpec, n_versions: int) -> int:

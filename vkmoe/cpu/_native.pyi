@@ -27,6 +27,9 @@ def features() -> str:
 def kernels() -> list[str]:
     """List the kernels that programs may name."""
 
+def n_read_ahead() -> int:
+    """Count how often the system was asked for an expert that is in a file, since the start."""
+
 def formats() -> list[Format]:
     """List all types that ggml multiplies, by their numbers."""
 

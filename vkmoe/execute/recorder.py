@@ -243,12 +243,19 @@ class TokenPrograms(Closing):
             self.recorded[kind] = self._recorder.record(kind, known)
         return self.recorded[kind]
 
-    def renew(self, decoder: Decoder) -> None:
+    @property
+    def executor(self) -> Executor:
+        """Return how programs are cut now."""
+        return self._recorder.executor
+
+    def renew(self, decoder: Decoder, executor: Executor | None = None) -> None:
         """Record by another decoder from now on, each kind when a batch of it next comes.
 
-        The two differ only in where the KV caches are. Must hold: no submit is in flight.
+        The two differ only in where memory is. `executor`: how to cut; None: as before. Must hold:
+        no submit is in flight.
         """
-        self._recorder = replace(self._recorder, decoder=decoder)
+        executor = executor or self.executor
+        self._recorder = replace(self._recorder, decoder=decoder, executor=executor)
         self.recorded.clear()
 
     # ----- running -----

@@ -1,8 +1,9 @@
-"""Keeps copies of recurrent states in host memory, so that a text can go back to where it was.
+"""Keeps copies of states in host memory, so that a text can go back to where it was.
 
-A state holds for one position alone. It is copied before the last token of a prompt, where the next
-prompt of a conversation goes on, and now and then within a long one. A copy is used at its own
-position only: what comes between that and where a text wants to go on is computed again.
+A state is what holds for one position alone: what recurrent layers keep, and windows in rings. It
+is copied before the last token of a prompt, where the next prompt of a conversation goes on, and
+now and then within a long one. A copy is used at its own position only: what comes between that
+and where a text wants to go on is computed again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class StateCopies(Closing):
     """
 
     def __init__(self, device: Device, caches: KvCaches, n_most: int) -> None:
-        self._device, self._caches, self._n_most = device, caches, n_most
+        self._device, self._caches = device, caches
+        self.n_most = n_most if caches.saved_bytes else 0
         self._copies: list[_Copy] = []  # the one unused for longest first
         self._free: list[Buffer] = []
 
@@ -51,7 +53,7 @@ class StateCopies(Closing):
         Without memory for it nothing is copied. Must hold: no submit is in flight. Raises
         DeviceLostError.
         """
-        if self.last(region, position) == position or not self._n_most:
+        if self.last(region, position) == position or not self.n_most:
             return
         buffer = self._room()
         if buffer is not None:
@@ -88,9 +90,9 @@ class StateCopies(Closing):
         """Find memory for a copy: some that is free, new one, or that of the oldest copy."""
         if self._free:
             return self._free.pop()
-        if len(self._copies) < self._n_most:
+        if len(self._copies) < self.n_most:
             try:
                 return self._device.allocate("readback", self._caches.saved_bytes, "copied states")
             except OutOfMemoryError:
-                self._n_most = len(self._copies)  # as many as there are
+                self.n_most = len(self._copies)  # as many as there are
         return self._copies.pop(0).buffer if self._copies else None

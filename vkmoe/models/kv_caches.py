@@ -6,7 +6,7 @@ a cache is the subject of kv_types.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,9 +27,9 @@ from vkmoe.facts import (
 from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.kv_types import KvTypes
+from vkmoe.models.kept import Kept, copied_bytes, holds_all, state_bytes
 from vkmoe.models.rope import rope_table
-from vkmoe.models.workspace import DeltaKernels, MixerKernels
+from vkmoe.models.workspace import MixerKernels
 
 if TYPE_CHECKING:
     from vkmoe.gpu._native import Buffer, Recorder
@@ -46,20 +46,17 @@ class KvAddresses:
 
 
 def cache_layouts(
-    device: DeviceInfo,
-    spec: ModelSpec,
-    n_positions: int,
-    types: KvTypes,
-    n_versions: int,
-    n_regions: int,
-) -> list[ArenaLayout]:
-    """Lay out the rotary tables, then the caches of each layer: each that has any, in memory of its
-    own.
+    device: DeviceInfo, spec: ModelSpec, kept: Kept, n_regions: int
+) -> list[tuple[ArenaLayout, int]]:
+    """Lay out each rotary table, then the caches of a layer with each mixer; count those alike.
+
+    Every table and every layer has memory of its own.
     """
-    ropes = [[n_positions * rope.dim * 4] for rope in spec.ropes]
-    sizes = (layer.mixer.state_bytes(n_positions, types, n_versions) for layer in spec.kept_layers)
-    layers = [[n_bytes * n_regions for n_bytes in of_layer] for of_layer in sizes]
-    return [lay_out_spans(device, spans) for spans in (*ropes, *layers)]
+    found = [([kept.n_positions * rope.dim * 4], 1) for rope in spec.ropes]
+    for mixer, n_layers in spec.n_layers_of.items():
+        sizes = [n_bytes * n_regions for n_bytes in state_bytes(mixer, kept)]
+        found.append((sizes, n_layers))
+    return [(lay_out_spans(device, spans), n_alike) for spans, n_alike in found]
 
 
 def caching_layers(spec: ModelSpec) -> tuple[int, ...]:
@@ -86,12 +83,16 @@ def growth_bytes(device: DeviceInfo, spec: ModelSpec, plan: MemoryPlan, n_positi
     """
     if n_positions <= plan.first_positions:
         return 0
-    kept = plan.kv_types, plan.n_versions, plan.n_regions
     first, grown = (
-        [sum(layout.buffers) for layout in cache_layouts(device, spec, n, *kept)]
+        cache_layouts(device, spec, Kept.by(plan, n), plan.n_regions)
         for n in (plan.first_positions, n_positions)
     )
-    return sum(grown) + max(grown) - sum(first)
+    return sum(_total_and_largest(grown)) - _total_and_largest(first)[0]
+
+
+def _total_and_largest(layouts: Iterable[tuple[ArenaLayout, int]]) -> tuple[int, int]:
+    sizes = [(sum(layout.buffers), n_alike) for layout, n_alike in layouts]
+    return sum(n_bytes * n_alike for n_bytes, n_alike in sizes), max(sizes)[0]
 
 
 class KvCaches(Closing):
@@ -115,9 +116,8 @@ class KvCaches(Closing):
         `longest` positions, which is the model's number or the user's: memory has no say in them.
         Raises OutOfMemoryError with none left allocated.
         """
-        self._device, self._spec, self._types = device, spec, plan.kv_types
-        self._longest, self.n_regions, self._versions = longest, plan.n_regions, plan.n_versions
-        n_positions, self._most = plan.first_positions, plan.ctx_size
+        self._device, self._spec, self._plan, self._longest = device, spec, plan, longest
+        self.n_regions, n_positions = plan.n_regions, plan.first_positions
         self._ropes: dict[RopeSpec, _RopeTable] = {}
         self._layers: list[_LayerCaches] = []
         try:
@@ -135,7 +135,7 @@ class KvCaches(Closing):
         """Count the positions of a region that every layer has room for."""
         found = [held.n_positions for held in self._ropes.values()]
         found += [held.n_positions for held in self._layers if held.n_positions]
-        return min(found, default=self._most)
+        return min(found, default=self._plan.ctx_size)
 
     @property
     def addresses(self) -> tuple[KvAddresses, ...]:
@@ -159,10 +159,9 @@ class KvCaches(Closing):
 
     def bytes_to_resize(self, n_positions: int) -> int:
         """Count the bytes that `resize` takes more, with the largest layer in two places."""
-        kept = self._types, self._versions, self.n_regions
-        layouts = cache_layouts(self._device.info, self._spec, n_positions, *kept)
-        sizes = [sum(layout.buffers) for layout in layouts]
-        return sum(sizes) + max(sizes) - self.n_bytes
+        kept = Kept.by(self._plan, n_positions)
+        layouts = cache_layouts(self._device.info, self._spec, kept, self.n_regions)
+        return sum(_total_and_largest(layouts)) - self.n_bytes
 
     def resize(self, n_positions: int, filled: Sequence[int]) -> None:
         """Move the first `filled` positions of each region to caches with so many positions.
@@ -184,9 +183,10 @@ class KvCaches(Closing):
 
     def _resize_layers(self, n_positions: int, filled: Sequence[int]) -> None:
         for index, held in enumerate(self._layers):
-            if held.n_positions not in (0, n_positions):
-                self._layers[index] = held.moved(n_positions, filled)
-                held.close()
+            if held.n_positions in (0, n_positions) or held.takes(n_positions):
+                continue
+            self._layers[index] = held.moved(n_positions, filled)
+            held.close()
 
     def copy(self, source: int, target: int, n_positions: int) -> None:
         """Make the first positions of one region those of another. Raises DeviceLostError.
@@ -201,11 +201,11 @@ class KvCaches(Closing):
 
     @property
     def saved_bytes(self) -> int:
-        """Count the bytes of what `save_state` copies."""
-        return sum(n_bytes for _, _, n_bytes in self._saved(0, 1))
+        """Count the bytes of what `save_state` copies, at most; 0: all holds for every position."""
+        return copied_bytes(self._spec, Kept.by(self._plan, self._plan.ctx_size))
 
     def save_state(self, region: int, position: int, target: Buffer) -> None:
-        """Copy what a region's recurrent layers keep when this is its next position.
+        """Copy what holds for a region's last positions alone, when this is its next one.
 
         Raises DeviceLostError. Must hold: no submit is in flight.
         """
@@ -226,9 +226,10 @@ class KvCaches(Closing):
             self._device.native.submit(recorder.finish()).wait()
 
     def _saved(self, region: int, position: int) -> Iterator[tuple[Placement, int, int]]:
-        """Yield where a recurrent layer has its ring, and the version before a position."""
-        for held in self._layers:
-            if isinstance(held.kernels, DeltaKernels):
+        """Yield where layers have what holds before a position alone: memory, offset, bytes."""
+        kept = Kept.by(self._plan, self._plan.ctx_size)
+        for held, layer in zip(self._layers, self._spec.kept_layers, strict=True):
+            if not holds_all(layer.mixer, kept):
                 yield from held.saved(region, position)
 
     def close(self) -> None:
@@ -289,14 +290,20 @@ class _LayerCaches(Closing):
             failing.pop_all()
         return other
 
+    def takes(self, n_positions: int) -> bool:
+        """Return whether there is room for so many positions as it is; then have it. Mutates."""
+        kernels = self.kernels.of_context(n_positions)
+        if kernels.state_bytes != self.kernels.state_bytes:
+            return False
+        self.kernels, self.n_positions = kernels, n_positions
+        return True
+
     def saved(self, region: int, position: int) -> Iterator[tuple[Placement, int, int]]:
-        """Yield the parts of a region that a state at a position needs: memory, offset, bytes."""
-        assert isinstance(self.kernels, DeltaKernels)
-        (ring, states), shape = self._places, self.kernels.shape
-        version_bytes = shape.states_bytes // shape.n_versions
-        first = region * shape.states_bytes + (position - 1) % shape.n_versions * version_bytes
-        yield ring, region * shape.ring_bytes, shape.ring_bytes
-        yield states, first, version_bytes
+        """Yield the parts of a region that hold before a position alone: memory, offset, bytes."""
+        sizes = self.kernels.state_bytes
+        for cache, (place, n_bytes) in enumerate(zip(self._places, sizes, strict=True)):
+            for first, n in self.kernels.last_pieces(cache, position):
+                yield place, region * n_bytes + first, n
 
     def record_copy(
         self, recorder: Recorder, held: _LayerCaches, source: int, target: int, n_positions: int

@@ -15,6 +15,7 @@ from vkmoe.kernels.attention.shapes import MAX_CACHE_BYTES
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes, both
 from vkmoe.models.cpu_experts import CpuTensors
+from vkmoe.models.kept import Kept, ring_of, state_bytes
 from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, mixer_kernels
 
 SURE_CTX_SIZE, LEAST_CTX_SIZE = 8192, 512  # that there is room for unasked; at least
@@ -25,7 +26,8 @@ CPU_UBATCH, GPU_UBATCH = 128, 512
 LEAST_ROWS = 64  # of the longest chunks that are planned unasked
 # Of a recurrent state, behind the last positions: so many guesses and one more can be taken back.
 FEW_VERSIONS, DRAFT_VERSIONS = 2, 4
-STATE_COPIES = 16  # of recurrent states, in host memory
+# Of what a text goes back with, in host memory: as many as take so many bytes, within bounds.
+STATE_COPIES, FEW_STATE_COPIES, STATE_COPY_BYTES = 16, 4, 1 << 30
 
 
 def sure_context(config: EngineConfig, spec: ModelSpec) -> int:
@@ -62,17 +64,37 @@ def largest_context(config: EngineConfig, spec: ModelSpec, chunk_bytes: int) -> 
 
 def _largest_context(config: EngineConfig, spec: ModelSpec, n_bytes: int) -> int:
     """Return for how many tokens the largest cache of a sequence takes so many bytes."""
-    few = 4  # rows of as many positions fill whole words of 16 bytes
-    mixers = [mixer for mixer in spec.mixers if not isinstance(mixer, DeltaNetSpec)]
-    sizes = [size for mixer in mixers for size in mixer.state_bytes(few, kv_types(config, spec))]
-    return n_bytes * few // max(sizes, default=1)
+    few = Kept(4, kv_types(config, spec))  # rows of as many positions fill whole words of 16 bytes
+    found = [n_bytes]
+    for mixer in spec.mixers:
+        if isinstance(mixer, DeltaNetSpec):
+            continue
+        n_tokens = n_bytes * few.n_positions // max(state_bytes(mixer, few))
+        if not 0 < ring_of(mixer, margin(config)) <= n_tokens:
+            found.append(n_tokens)
+    return min(found)
 
 
-def n_versions(config: EngineConfig) -> int:
-    """Say how many versions of a recurrent state a sequence keeps."""
+def kept(config: EngineConfig, spec: ModelSpec, n_positions: int) -> Kept:
+    """Say what layers keep of sequences with so many positions."""
+    versions = max(FEW_VERSIONS, 1 + config.n_guesses)
     if config.draft == "lookup":
-        return DRAFT_VERSIONS
-    return max(FEW_VERSIONS, 1 + config.n_guesses)
+        versions = DRAFT_VERSIONS
+    return Kept(n_positions, kv_types(config, spec), versions, margin(config))
+
+
+def margin(config: EngineConfig) -> int:
+    """Return how many positions layers with a window keep beside those that it sees.
+
+    They are the rows of a batch, and those by which a text goes back without a copy.
+    """
+    return max(config.ubatch_size or GPU_UBATCH, FEW_ROWS[-1])
+
+
+def n_state_copies(n_bytes: int) -> int:
+    """Say how many copies of so many bytes are kept of what texts go back with, at most."""
+    fitting = STATE_COPY_BYTES // max(1, n_bytes)
+    return max(FEW_STATE_COPIES, min(STATE_COPIES, fitting)) if n_bytes else 0
 
 
 def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
@@ -90,13 +112,6 @@ def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
             f"leave out --cache-type-v; --cache-type-k {values} makes the rows {values}",
         )
     return both(keys)
-
-
-def cache_bytes(config: EngineConfig, spec: ModelSpec, n_tokens: int) -> list[int]:
-    """Count the bytes of each cache of each layer, in the order in which they are placed."""
-    types, versions = kv_types(config, spec), n_versions(config)
-    layers = (layer.mixer.state_bytes(n_tokens, types, versions) for layer in spec.kept_layers)
-    return [n_bytes for sizes in layers for n_bytes in sizes]
 
 
 def row_sizes(config: EngineConfig, device: DeviceInfo, n_rows: int = 0) -> RowSizes:
@@ -131,8 +146,7 @@ def workspace_of(
 
     `shares`: another device computes experts. Raises UsageError where the device cannot bind it.
     """
-    ctx_size, types = sure_context(config, spec), kv_types(config, spec)
-    kernels = mixer_kernels(spec, ctx_size, types, n_versions(config), tuning)
+    kernels = mixer_kernels(spec, kept(config, spec, sure_context(config, spec)), tuning)
     workspace = Workspace(spec, tuning, kernels, row_sizes(config, device, n_rows), shares)
     largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)
     if largest.n_bytes > (most := device.limits.max_storage_buffer_range):

@@ -294,7 +294,7 @@ def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
 
 def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
     q, kv = spec.q_width, spec.kv_width
-    per_head = spec.qk_norm == "per_head"
+    per_head = spec.qk_norm != "full_width"
     yield "gain", find.vector("attn_norm.weight", width)
     yield from _projections(find, spec, width)
     yield "output", find.matrix("attn_output.weight", width, q)

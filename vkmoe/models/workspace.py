@@ -27,7 +27,8 @@ from vkmoe.kernels.recurrent.operations import DeltaShape, DeltaSplit
 from vkmoe.kernels.recurrent.operations import choose_split as choose_delta_split
 from vkmoe.kernels.router.operations import RouterShape, RoutingLog, routing_words
 from vkmoe.kernels.tuning import Tuning
-from vkmoe.kv_types import KvTypes, row_parts
+from vkmoe.kv_types import row_parts
+from vkmoe.models.kept import Kept, ring_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class AttentionKernels:
 
     @property
     def n_positions(self) -> int:
-        """Count the positions of its caches; 0: it has none of its own."""
+        """Count the positions that a sequence can have; 0: a layer has no caches of its own."""
         return self.shape.context if self.shape.appends else 0
 
     def of_context(self, n_positions: int) -> AttentionKernels:
@@ -53,13 +54,35 @@ class AttentionKernels:
         return replace(self, shape=replace(self.shape, context=n_positions))
 
     def pieces(self, cache: int, n_positions: int) -> Iterator[tuple[int, int]]:
-        """Yield where a region of a cache holds its first positions: first byte, and bytes."""
+        """Yield where a region of a cache holds its first positions: first byte, and bytes.
+
+        Of a ring with fewer places it is all of it.
+        """
+        n_rows = min(n_positions, self.shape.n_places)
+        for row_bytes, first in self._parts(cache) if n_positions else ():
+            yield first, n_rows * row_bytes
+
+    def last_pieces(self, cache: int, position: int) -> Iterator[tuple[int, int]]:
+        """Yield where a region of a ring holds what its window sees before a position.
+
+        Must hold: it is one.
+        """
+        n_places, n_rows = self.shape.n_places, min(position, self.shape.window - 1)
+        begin = (position - n_rows) % n_places
+        n_first = min(n_rows, n_places - begin)
+        for row_bytes, first in self._parts(cache):
+            for row, n in ((begin, n_first), (0, n_rows - n_first)):
+                if n:
+                    yield first + row * row_bytes, n * row_bytes
+
+    def _parts(self, cache: int) -> Iterator[tuple[int, int]]:
+        """Yield each part that rows of a KV head have: bytes of a row, and the first byte."""
         shape, first = self.shape, 0
         n_kv_heads = shape.n_kv_heads if isinstance(shape, AttentionShape) else 1
-        for row_bytes in row_parts(shape.kv_types[cache], shape.row_dim) if n_positions else ():
+        for row_bytes in row_parts(shape.kv_types[cache], shape.row_dim):
             for _ in range(n_kv_heads):
-                yield first, n_positions * row_bytes
-                first += shape.context * row_bytes
+                yield row_bytes, first
+                first += shape.n_places * row_bytes
 
 
 @dataclass(frozen=True)
@@ -86,6 +109,15 @@ class DeltaKernels:
     def pieces(self, cache: int, n_positions: int) -> Iterator[tuple[int, int]]:
         """Yield all of a region: it holds for one position, which must be that of the copy."""
         yield 0, self.state_bytes[cache]
+
+    def last_pieces(self, cache: int, position: int) -> Iterator[tuple[int, int]]:
+        """Yield what holds before a position: rows that were projected last, or a state."""
+        shape = self.shape
+        if cache == 0:
+            yield 0, shape.ring_bytes
+            return
+        version_bytes = shape.states_bytes // shape.n_versions
+        yield (position - 1) % shape.n_versions * version_bytes, version_bytes
 
 
 MixerKernels = AttentionKernels | DeltaKernels
@@ -287,17 +319,16 @@ def _act_words(block: FeedForward) -> int:
     return block.width * (block.n_used if isinstance(block, ExpertSpec) else 1)
 
 
-def mixer_kernels(
-    spec: ModelSpec, ctx_size: int, kv_types: KvTypes, n_versions: int, tuning: Tuning
-) -> dict[Mixer, MixerKernels]:
-    """Say how each kind of mixer runs, with `ctx_size` places in its caches or so many versions."""
+def mixer_kernels(spec: ModelSpec, kept: Kept, tuning: Tuning) -> dict[Mixer, MixerKernels]:
+    """Say how each kind of mixer runs, with caches for what is kept."""
     kernels: dict[Mixer, MixerKernels] = {}
     for mixer in spec.mixers:
         if isinstance(mixer, DeltaNetSpec):
-            delta = DeltaShape.of(mixer, n_versions)
+            delta = DeltaShape.of(mixer, kept.n_versions)
             kernels[mixer] = DeltaKernels(delta, choose_delta_split(delta, tuning))
             continue
-        shape = shape_of(mixer, ctx_size, kv_types, spec.norm_eps)
+        ring = ring_of(mixer, kept.margin)
+        shape = shape_of(mixer, kept.n_positions, kept.kv_types, spec.norm_eps, ring)
         kernels[mixer] = AttentionKernels(
             shape, choose_split(shape, tuning), choose_tiling(shape, tuning)
         )

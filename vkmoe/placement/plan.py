@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from vkmoe.choices import BufferName
 from vkmoe.config import EngineConfig
@@ -33,17 +33,17 @@ from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.kernels.handover.operations import HANDED, JOINED
-from vkmoe.kv_types import both
+from vkmoe.models.kept import copied_bytes, largest_cache
 from vkmoe.models.kv_caches import cache_layouts, growth_bytes
 from vkmoe.models.program_sizes import (
     CONTEXT_STEP,
     FIRST_POSITIONS,
-    STATE_COPIES,
     TokenBuffers,
-    cache_bytes,
+    kept,
     kv_types,
     largest_context,
-    n_versions,
+    margin,
+    n_state_copies,
     sure_context,
 )
 from vkmoe.modes import RESIDENT, Hybrid
@@ -156,6 +156,11 @@ class _Planner:
         n_fitting = bisect_right(sizes, room, key=growth)
         return replace(made, ctx_size=sizes[n_fitting - 1], spare_bytes=spare)
 
+    @cached_property
+    def _short(self) -> MemoryPlan:
+        """Plan all but experts, with a KV cache that has yet to grow."""
+        return self._base(min(sure_context(self.config, self.spec), FIRST_POSITIONS))
+
     def _base(self, n_positions: int) -> MemoryPlan:
         """Plan all but experts, with so many positions in the KV cache."""
         config = self.config
@@ -167,9 +172,10 @@ class _Planner:
             tuple(line for line in lines if line.n_bytes),
             chunk_rows=self.scratch.rows,
             n_regions=config.parallel,
-            n_versions=n_versions(config),
+            n_versions=kept(config, self.spec, 0).n_versions,
+            margin=margin(config),
             n_guesses=config.n_guesses,
-            n_state_copies=STATE_COPIES if self.spec.is_recurrent else 0,
+            n_state_copies=n_state_copies(self._copied_bytes),
             first_positions=n_positions,
             host_layers=self._host_layers,
         )
@@ -191,7 +197,7 @@ class _Planner:
         """
         lending = None
         if way.gives and not self.device.is_uma and not self.config.slots_option:
-            short = self._base(min(given.base.first_positions, FIRST_POSITIONS))
+            short = self._short
             free = given.free + self._taken(given.base) - self._taken(short)
             lent = growth_bytes(self.device, self.spec, short, given.base.first_positions)
             with suppress(OutOfMemoryError):
@@ -261,20 +267,21 @@ class _Planner:
 
     def _cache_lines(self, n_tokens: int) -> Iterator[Allocation]:
         config, spec, device = self.config, self.spec, self.device
-        types, versions = kv_types(config, spec), n_versions(config)
-        sizes = [config.parallel * n_bytes for n_bytes in cache_bytes(config, spec, n_tokens)]
-        if max(sizes) > chunk_cap(device):
+        room = kept(config, spec, n_tokens)
+        largest = config.parallel * largest_cache(spec, room)
+        if largest > chunk_cap(device):
             raise OutOfMemoryError(
-                f"the KV cache of a layer needs {in_mib(max(sizes))} in one piece, {device.name} "
+                f"the KV cache of a layer needs {in_mib(largest)} in one piece, {device.name} "
                 f"allocates at most {in_mib(chunk_cap(device))}",
                 _hint(config, "KV cache"),
             )
         of_each = f" for each of {config.parallel}" if config.parallel > 1 else ""
-        item = f"KV cache, {n_tokens} tokens{of_each}, {types}"
+        item = f"KV cache, {n_tokens} tokens{of_each}, {room.kv_types}"
         reason = "as --ctx-size" if config.ctx_size else "the model's context"
         if n_tokens < (config.ctx_size or spec.context_length):
             reason = "it grows with the longest text"
-        layouts = cache_layouts(device, spec, n_tokens, types, versions, config.parallel)
+        kinds = cache_layouts(device, spec, room, config.parallel)
+        layouts = [layout for layout, n_alike in kinds for _ in range(n_alike)]
         ropes, caches = layouts[: len(spec.ropes)], layouts[len(spec.ropes) :]
         yield allocation(device, item, "device", reason, "KV cache", caches)
         reason = "one entry per position"
@@ -301,7 +308,7 @@ class _Planner:
         yield line("logits", "readback", "read back when asked for", "readback", *scratch.logits)
         yield line("staging", "host", "device memory is not mapped", "staging", *lanes)
         reason = "what the CPU computes experts from"
-        states = [_state_bytes(self.spec)] * (STATE_COPIES if self.spec.is_recurrent else 0)
+        states = [self._copied_bytes] * n_state_copies(self._copied_bytes)
         reason = "texts go back to them"
         yield line("copies of states", "readback", reason, "copied states", *states)
         yield line(HANDED, "readback", reason, HANDED, scratch.handed)
@@ -312,12 +319,11 @@ class _Planner:
         item, reason = "converting weights", growth_words(found) or "for a moment"
         yield allocation(device, item, "host", reason, n_bytes=CONVERTING_BYTES * bool(found))
 
-
-def _state_bytes(spec: ModelSpec) -> int:
-    """Count the bytes of a copy of all recurrent states of a sequence."""
-    mixers = (layer.mixer for layer in spec.layers)
-    found = (mixer.state_bytes(0, both("f32")) for mixer in mixers if mixer.is_recurrent)
-    return sum(map(sum, found))
+    @property
+    def _copied_bytes(self) -> int:
+        """Count the bytes of a copy with which a text goes back, where it needs one."""
+        n_positions = self.config.ctx_size or self.spec.context_length
+        return copied_bytes(self.spec, kept(self.config, self.spec, n_positions))
 
 
 def _largest(made: MemoryPlan, places: Collection[str]) -> list[Allocation]:

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from vkmoe.config import EngineConfig
@@ -58,7 +59,7 @@ class SlotLayout:
         """Lay out all experts."""
         return lay_out_alike(self.device, [(size, self.n_experts) for size in self.span_bytes])
 
-    @property
+    @cached_property
     def _n_layers(self) -> Counter[int]:
         """Count the layers that have experts of each size."""
         return Counter(self.span_bytes)

@@ -159,8 +159,8 @@ class ExpertView:
         if self._spec.experts is None:
             return None
         if tracker.watch is None:
-            cache, reads = tracker.cache, not self._engine.plan.exchanges
-            pool = cache.pool.residency if cache and cache.pool and reads else None
+            cache = tracker.cache
+            pool = cache.pool.residency if cache and cache.pool else None
             # Versions of an earlier watch are unknown to this one.
             elsewhere, first = self._elsewhere(), self._version + 1
             tracker.watch = ExpertWatch(tracker.residency, pool, elsewhere, first)
@@ -181,7 +181,7 @@ class ExpertView:
             letter = BY_CPU
         elif not mode.can_miss:
             letter = IN_DEVICE
-        elif plan.host_slots and not plan.exchanges:
+        elif plan.host_slots:
             letter = IN_FILE
         found = np.full(space.n_keys, letter, np.uint8)
         if not mode.has_slots:

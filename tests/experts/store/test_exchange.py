@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.experts.rig import FULL, SPACE, MakeRig, Rig, random_routing
-from vkmoe.errors import DeviceLostError
+from vkmoe.errors import DeviceLostError, GpuError
 from vkmoe.gpu import arena
 
 # Host slots of 16 and of 8 experts, by slots: both sizes have some to spare.
@@ -165,6 +166,55 @@ def test_memory_is_given_back_as_far_as_host_memory_has_room(
         assert 0 < n_slots < 12 and n_freed > 0
         for _ in range(20):
             rig.run(random_routing(rng))
+
+
+@pytest.mark.parametrize("delay", [None, FULL(0), 2])
+@pytest.mark.parametrize("n_landing", [FULL(0), 2])
+@pytest.mark.sample(2)
+def test_places_go_and_experts_come_from_the_file_until_they_are_back(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch, delay: int | None, n_landing: int
+) -> None:
+    """Those in slots as well leave first: while these suffice, the file is not read."""
+    monkeypatch.setattr(arena, "SLOT_CHUNK", 1024)
+    rig, rng, ways = make(3, 12, delay, n_landing), np.random.default_rng(2), list[bool]()
+    cache, pool = rig.cache, rig.cache.pool
+    assert pool is not None
+    for turn in range(24):
+        if turn % 4 < 2:  # a place of a large expert, then four of the small ones, too
+            assert cache.give_back_places((1, 1 << 30)[turn % 4])[0] > 0
+        else:
+            cache.take_back(1 << 30, of_host=True)
+        cache.regain()
+        cache.check_integrity()
+        ways.append(cache.reads_file)
+        assert cache.reads_file or pool.is_whole
+        for _ in range(3):
+            (rig.stepped_token if cache.reads_file else rig.run)(random_routing(rng))
+    assert ways == [False, True, False, False] * 6
+
+
+def test_what_cannot_be_read_again_stays_in_the_file(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena, "SLOT_CHUNK", 1024)
+    rig, rng = make(3, 12), np.random.default_rng(2)
+    assert rig.cache.give_back_places(1 << 30)[0] > 0 and rig.cache.reads_file
+    rig.cache.take_back(1 << 30, of_host=True)
+    for error in (GpuError, KeyboardInterrupt):
+        rig.file.failures, rig.file.error = 1, error
+        with suppress(KeyboardInterrupt):
+            rig.cache.regain()
+        assert rig.cache.reads_file
+        rig.file.failures = 0
+        rig.stepped_token(random_routing(rng))
+    rig.cache.regain()
+    assert not rig.cache.reads_file
+    rig.run(random_routing(rng))
+
+
+def test_a_pool_that_batches_need_as_it_is_gives_nothing(make: MakeRig) -> None:
+    rig = make(6, 7)  # of the 8 experts of a layer
+    assert rig.cache.give_back_places(1 << 30) == (0, 0) and not rig.cache.reads_file
 
 
 @pytest.mark.parametrize("delay", [None, 0, 1])

@@ -35,13 +35,13 @@ struct Seen {
 struct Strip {
     const CacheType& type;
     const uint8_t* region;
-    size_t first;
+    Ring ring;
 
-    Strip(const Cache& cache, size_t index, size_t first_row)
-        : type(cache.type), region(cache.region(index)), first(first_row) {}
+    Strip(const Cache& cache, size_t index, const Ring& ring)
+        : type(cache.type), region(cache.region(index)), ring(ring) {}
 
     const float* load(size_t position, float* room, size_t n) const {
-        return type.load(region, first + position, room, n);
+        return type.load(region, ring.row(position), room, n);
     }
 };
 
@@ -58,11 +58,13 @@ struct Splits {
         return partials + row * pitch + (head * n + split) * (value_dim + 2);
     }
 
+    Seen seen_at(size_t position) const { return {position, context, window, n}; }
+
     /// The partials of a split of a row of the batch at some position, for the heads from `head` on,
-    /// whose queries these are. Keys and values are those of position 0.
+    /// whose queries these are.
     void read(size_t row, size_t position, size_t head, size_t split, const float* queries,
               const Strip& keys, const Strip& values) const {
-        const Seen seen(position, context, window, n);
+        const Seen seen = seen_at(position);
         const size_t start = seen.first + split * seen.length;
         if (start > seen.position) return;  // an unused split
         const size_t length = std::min(start + seen.length, seen.position + 1) - start;
@@ -162,9 +164,10 @@ std::vector<Step> attention(const Call& call) {
         }
     };
     const auto read = [=](size_t row, size_t head, size_t split) {
-        const size_t first = heads.cached_row(head / group, 0), region = heads.place().region(row);
-        splits.read(row, heads.place().position(row), head, split, query(row, head),
-                    {heads.keys(), region, first}, {heads.values(), region, first});
+        const size_t region = heads.place().region(row), position = heads.place().position(row);
+        const Ring ring = heads.ring(head / group, splits.seen_at(position).first);
+        splits.read(row, position, head, split, query(row, head), {heads.keys(), region, ring},
+                    {heads.values(), region, ring});
     };
     return in_turn(heads.place(), splits, n_rows, heads.n_queries, n_asked + n_appended,
                    mode != kAppend, bring, read);
@@ -196,7 +199,8 @@ std::vector<Step> latent_attention(const Call& call) {
         rows.turn(row, found + rows.kv_rank);
     };
     const auto read = [=](size_t row, size_t head, size_t split) {
-        const Strip cached(rows.cache(), rows.place().region(row), 0);
+        const Ring ring(rows.place().context, 0, 0);
+        const Strip cached(rows.cache(), rows.place().region(row), ring);
         splits.read(row, rows.place().position(row), head, split, query(row, head), cached, cached);
     };
     return in_turn(rows.place(), splits, n_rows, n_heads, n_asked + n_appended, mode != kAppend,

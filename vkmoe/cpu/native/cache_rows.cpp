@@ -16,6 +16,7 @@ namespace vkmoe {
 namespace {
 
 constexpr size_t kNormPerHead = 1, kNormFullWidth = 2;  // norms of q and k
+constexpr size_t kNormPerHeadTurned = 3;                // with gains behind RoPE
 constexpr size_t kHalves = 0;                           // of the styles of RoPE
 
 /// Turn the first `rotary` values of a head (Su et al. 2021); `table` has pairs (cosine, sine).
@@ -128,6 +129,7 @@ Heads::Heads(const Call& call, size_t n_rows)
     : dim(call.count("head_dim")),
       n_queries(call.count("n_heads")),
       n_kv(call.count("n_kv_heads")),
+      places_(call.count("places")),
       rotary_(call.count("rotary_dim")),
       style_(call.count("rope_style")),
       norm_(call.count("norm_mode")),
@@ -135,8 +137,8 @@ Heads::Heads(const Call& call, size_t n_rows)
       norms_values_(call.count("value_norm") != 0),
       eps_(call.real("eps")),
       place_(call, n_rows),
-      keys_(call, "k_cache", {call, "k_type", n_kv * place_.context, dim}, place_.n_regions),
-      values_(call, "v_cache", {call, "v_type", n_kv * place_.context, dim}, place_.n_regions) {
+      keys_(call, "k_cache", {call, "k_type", n_kv * places_, dim}, place_.n_regions),
+      values_(call, "v_cache", {call, "v_type", n_kv * places_, dim}, place_.n_regions) {
     require(dim > 0 && n_kv > 0 && n_queries % n_kv == 0, call, "heads do not share keys");
     require(rotary_ % 2 == 0 && rotary_ <= dim && style_ <= 1, call, "no such RoPE");
     rope_ = floats(call, "rope_table", place_.context * rotary_);
@@ -165,10 +167,13 @@ void Heads::project_with(float common, size_t row, size_t index, float factor, f
     const bool is_key = index >= n_queries;
     const float* gain = is_key ? k_gain_ : q_gain_;
     factor *= common;
-    if (norm_ == kNormPerHead) factor *= inverse_rms(given, dim, eps_);
+    const bool gains_last = norm_ == kNormPerHeadTurned;
+    if (norm_ == kNormPerHead || gains_last) factor *= inverse_rms(given, dim, eps_);
     if (norm_ == kNormFullWidth) gain += (is_key ? index - n_queries : index) * dim;
-    for (size_t i = 0; i < dim; ++i) found[i] = given[i] * (norm_ != 0 ? gain[i] : 1.0F) * factor;
+    const bool gains_first = norm_ != 0 && !gains_last;
+    for (size_t i = 0; i < dim; ++i) found[i] = given[i] * (gains_first ? gain[i] : 1.0F) * factor;
     rotate(found, rope_ + place_.position(row) * rotary_, rotary_, style_);
+    for (size_t i = 0; gains_last && i < dim; ++i) found[i] *= gain[i];
 }
 
 size_t Heads::n_query_spans() const { return norm_ == kNormFullWidth ? 1 : n_queries; }
@@ -176,7 +181,8 @@ size_t Heads::n_query_spans() const { return norm_ == kNormFullWidth ? 1 : n_que
 void Heads::append(size_t row, size_t kv_head) const {
     std::vector<float> key(dim);
     project(row, n_queries + kv_head, 1.0F, key.data());
-    const size_t region = place_.region(row), found = cached_row(kv_head, place_.position(row));
+    const size_t region = place_.region(row), position = place_.position(row);
+    const size_t found = ring(kv_head, position).row(position);
     const float* value = queries(row) + (n_queries + n_kv + kv_head) * dim;
     std::vector<float> normed;
     if (norms_values_) {

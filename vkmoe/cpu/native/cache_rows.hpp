@@ -50,6 +50,21 @@ struct Place {
     }
 };
 
+/// Where the rows of a kv head are in a region: a position has that of its number modulo `places`,
+/// which is the context unless layers see a window alone. Asked for are fewer positions than places.
+struct Ring {
+    size_t places, first_row, begin;
+
+    /// `first`: no position before it is asked for.
+    Ring(size_t places, size_t kv_head, size_t first)
+        : places(places), first_row(kv_head * places), begin(first / places * places) {}
+
+    size_t row(size_t position) const {
+        const size_t behind = position - begin;
+        return first_row + (behind < places ? behind : behind - places);
+    }
+};
+
 /// A cache, all regions of it.
 struct Cache {
     CacheType type;
@@ -70,10 +85,8 @@ public:
 
     const Place& place() const { return place_; }
 
-    /// The row of a region at a position of a head.
-    size_t cached_row(size_t kv_head, size_t position) const {
-        return kv_head * place_.context + position;
-    }
+    /// The rows of a head from a position on.
+    Ring ring(size_t kv_head, size_t first) const { return {places_, kv_head, first}; }
 
     const Cache& keys() const { return keys_; }
     const Cache& values() const { return values_; }
@@ -98,7 +111,7 @@ public:
     void append(size_t row, size_t kv_head) const;
 
 private:
-    size_t rotary_, style_, norm_, pitch_;
+    size_t places_, rotary_, style_, norm_, pitch_;
     bool norms_values_;
     float eps_;
     Place place_;

@@ -99,10 +99,14 @@ private:
 };
 
 Reading reading;  // the system counts it for the process
+std::atomic<uint64_t> n_asked{0};
 
 }  // namespace
 
+uint64_t n_read_ahead() { return n_asked; }
+
 void read_ahead(const uint8_t* expert) {
+    ++n_asked;
     static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     for (size_t matrix = 0; matrix < 3; ++matrix) {
         uint64_t n_bytes;

@@ -25,4 +25,7 @@ constexpr size_t kSizesAt = 6 * sizeof(uint64_t);
 /// read them one by one, each with megabytes of its neighbours.
 void read_ahead(const uint8_t* expert);
 
+/// How often the system was asked for an expert, since the start.
+uint64_t n_read_ahead();
+
 }  // namespace vkmoe

@@ -5,6 +5,7 @@
 
 #include <ggml-cpu.h>
 
+#include "experts.hpp"
 #include "formats.hpp"
 #include "kernels.hpp"
 #include "pool.hpp"
@@ -95,6 +96,7 @@ PYBIND11_MODULE(VKMOE_MODULE, module) {
     module.attr("ggml_version") = VKMOE_GGML_VERSION;
     module.def("features", &kernel_features);
     module.def("kernels", &kernel_names);
+    module.def("n_read_ahead", &n_read_ahead);
     module.def("formats", [] {
         py::list all;
         for (const Format& format : formats()) all.append(described(format));

@@ -31,7 +31,7 @@ struct Column {
 
 /// A dispatch of attention: what it reads, and where it leaves what.
 struct Walk {
-    size_t row_dim, value_dim, n_heads, n_kv_heads, window, n_columns;
+    size_t row_dim, value_dim, n_heads, n_kv_heads, places, window, n_columns;
     size_t query_pitch, rest_offset, rest_pitch, rest_stride, out_pitch;
     float scale;
     Place place;
@@ -70,19 +70,20 @@ struct Walk {
             const size_t region = place.region(columns[c].row);
             while (end < columns.size() && place.region(columns[end].row) == region) ++end;
             walk(&columns[c], end - c, &query[c * row_dim], &sums[c * value_dim], region,
-                 kv_head * place.context);
+                 kv_head);
             c = end;
         }
         for (size_t c = 0; c < columns.size(); ++c) store(columns[c], &sums[c * value_dim]);
     }
 
     void walk(Column* columns, size_t n, const float* query, float* sums, size_t region,
-              size_t first_row) const {
+              size_t kv_head) const {
         Seen all = columns[0].seen;
         for (size_t c = 1; c < n; ++c) {
             all.first = std::min(all.first, columns[c].seen.first);
             all.last = std::max(all.last, columns[c].seen.last);
         }
+        const Ring ring(places, kv_head, all.first);
         std::vector<float> key(row_dim), value_room(kBlock * value_dim);
         std::vector<float> keys_turned(row_dim * kBlock);
         for (size_t begin = all.first / kBlock * kBlock; begin <= all.last; begin += kBlock) {
@@ -92,10 +93,10 @@ struct Walk {
             for (size_t t = first; t < end; ++t) {
                 const size_t i = t - begin;
                 const float* const found =
-                    keys.type.load(keys.region(region), first_row + t, key.data(), row_dim);
+                    keys.type.load(keys.region(region), ring.row(t), key.data(), row_dim);
                 for (size_t d = 0; d < row_dim; ++d) keys_turned[d * kBlock + i] = found[d];
                 // Of latent attention a value is the beginning of its key.
-                of_value[i] = values.type.load(values.region(region), first_row + t,
+                of_value[i] = values.type.load(values.region(region), ring.row(t),
                                                &value_room[i * value_dim], value_dim);
             }
             for (size_t c = 0; c < n; ++c) {
@@ -186,8 +187,8 @@ std::vector<Step> prompt_attention(const Call& call) {
     const size_t n_rows = std::min({ceil_divide(n_groups * n_columns, n_heads / n_kv_heads), room,
                                     Params::most_rows(call)});
     const Place place(call, n_rows);
-    const size_t n_cached = n_kv_heads * place.context;
-    Walk walk{row_dim, value_dim, n_heads, n_kv_heads, call.count("window"), n_columns,
+    const size_t places = call.count("places"), n_cached = n_kv_heads * places;
+    Walk walk{row_dim, value_dim, n_heads, n_kv_heads, places, call.count("window"), n_columns,
               query_pitch, call.count("rest_offset"), call.count("rest_pitch"),
               call.count("rest_stride"), call.count("out_pitch"), call.real("scale"),
               place, {call, "k_cache", {call, "k_type", n_cached, row_dim}, place.n_regions},

@@ -28,10 +28,12 @@ from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.records.profiler import (
     CacheCounters,
     Overlap,
+    PoolCounters,
 )
 from vkmoe.experts.records.timing import Totals
 from vkmoe.experts.store.copies import Copy, CopyBudget, Uploader, as_vkmoe_error
 from vkmoe.experts.store.exchange import Exchange
+from vkmoe.experts.store.layer_steps import LayerSteps
 from vkmoe.experts.store.slots import Landings, SlotManager
 from vkmoe.experts.store.table import AT_HOME, NOWHERE, ExpertTable
 from vkmoe.experts.store.tier import N_ATTEMPTS, HostPool, Tier, TierCounters
@@ -101,9 +103,10 @@ class ExpertCache:
         # First: it sets slots apart.
         self._landings = Landings(memory.table, residency.locations, memory.slots, memory.scratch)
         self._uploads, self._tier = uploads, self._device_tier(uploads)
-        self._exchange: Exchange | None = None  # where slots and pool hold all experts together
+        self._exchange: Exchange | None = None  # while slots and pool hold all experts together
+        self._written = TierCounters()  # of experts that were written back
         self._lands = memory.slots.n_landing > 0
-        self._steps = _LayerSteps(residency, self._tier, pool, ways.budget)
+        self._steps = LayerSteps(residency, self._tier, pool, ways.budget)
         self.missed_bytes = self._n_landed = 0
         self.landed_bytes = 0  # of the experts that kept the slots they landed in
         self._idle: Keys = NO_KEYS  # slots that were put out of use, whose memory is still there
@@ -112,8 +115,7 @@ class ExpertCache:
     @property
     def counters(self) -> CacheCounters:
         """Return what was done since the start."""
-        tier, exchange = self._tier.counters, self._exchange
-        written = exchange.counters if exchange is not None else TierCounters()
+        tier, written = self._tier.counters, self._written
         return CacheCounters(
             n_uploads=tier.n_copies,
             upload_bytes=tier.copied_bytes,
@@ -128,6 +130,12 @@ class ExpertCache:
             n_written_back=written.n_copies,
             written_back_bytes=written.copied_bytes,
         )
+
+    @property
+    def pool_counters(self) -> PoolCounters | None:
+        """Return what was done to serve misses from the file; None: there was no need of it."""
+        found = self.pool.counters if self.pool is not None else None
+        return found if found is not None and (self.reads_file or found.n_uses) else None
 
     @property
     def totals(self) -> Totals:
@@ -172,23 +180,24 @@ class ExpertCache:
             if read is not None:
                 self.pool.fill(read, exchanges)
             self.pool.started()
-            if exchanges:
-                self._begin_to_exchange(self.pool)
+            if exchanges and not self._begin_to_exchange(self.pool):
+                raise GpuError(
+                    "some experts could be copied neither to the device nor to host memory",
+                    "close other programs, or give a larger --host-pool",
+                )
         self._tier.started()
         self._write_addresses()
 
-    def _begin_to_exchange(self, pool: HostPool) -> None:
+    def _begin_to_exchange(self, pool: HostPool) -> bool:
         """Read the file no more: experts that leave their slots are written back from now on.
 
-        Raises GpuError where some expert is in no memory, because a copy has failed.
+        Returns False, with nothing done, where some expert is in no memory.
         """
-        residency, wait = self.residency, self._ways.wait
-        self._exchange = Exchange(residency, self._tier, pool, self._uploads, wait)
-        if not self._exchange.is_whole:
-            raise GpuError(
-                "some experts could be copied neither to the device nor to host memory",
-                "close other programs, or give a larger --host-pool",
-            )
+        if pool.is_whole:
+            residency, wait = self.residency, self._ways.wait
+            parts = residency, self._tier, pool, self._uploads, wait, self._written
+            self._exchange = Exchange(*parts)
+        return pool.is_whole
 
     def begin(self, first: bool = True) -> int:
         """Publish what has arrived, for the next submit. Returns the number to end it with.
@@ -201,7 +210,7 @@ class ExpertCache:
         self._tier.start_waiting(urgent=self._ways.punctual)
         if self._ways.wait or not self._ways.punctual:
             self._collect(self._ways.wait)
-        if self.pool is not None and self._exchange is None:
+        if self.pool is not None and self.reads_file:
             self.pool.tier.collect()
         if self._lands:
             self._landings.offer()
@@ -297,24 +306,46 @@ class ExpertCache:
         return int((wanted - locations.capacities).sum()), n_freed
 
     @property
-    def has_spare_places(self) -> bool:
-        """Return whether experts can leave host memory: they are read from the file then."""
+    def reads_file(self) -> bool:
+        """Return whether experts may be in the file alone: tokens stop at routers to read them."""
         return self.pool is not None and self._exchange is None
 
     def give_back_places(self, n_bytes: int) -> tuple[int, int]:
         """Free host slots until so many bytes are free, as far as can be; return slots and bytes.
 
-        Between runs. A layer keeps as many as it needs at once. Must hold: there are spare places.
+        Between runs. A layer keeps as many as it needs at once. Where slots and places held all
+        experts, those that are worth least are in the file alone from then on. Must hold: there is
+        a host pool.
         """
-        assert self.pool is not None
+        pool = self.pool
+        assert pool is not None
         self._end_copies()
-        self.pool.end_reads()
-        slots, n_slots, n_freed = self.pool.tier.slots, 0, 0
-        while n_freed < n_bytes and (able := [*filter(self.pool.can_free, slots.last_chunks())]):
-            if not self.pool.clear(able[0], self._publish):
-                break
-            n_slots, n_freed = n_slots + len(able[0]), n_freed + slots.free(able[0])
+        pool.end_reads()
+        slots, n_slots, n_freed = pool.tier.slots, 0, 0
+        try:
+            while n_freed < n_bytes and (able := [*filter(self._can_spare, slots.last_chunks())]):
+                if not pool.clear(able[0], self._publish):
+                    break
+                n_slots, n_freed = n_slots + len(able[0]), n_freed + slots.free(able[0])
+        finally:  # Ctrl-C may come behind the first that left
+            if not pool.is_whole:
+                self._exchange = self.residency.backing = None
         return n_slots, n_freed
+
+    def regain(self) -> None:
+        """Bring all experts into slots and places again, if these held them once and can again.
+
+        Between runs. The next run waits for what is read. Raises DeviceLostError; what cannot be
+        read stays in the file.
+        """
+        pool, exchanged = self.pool, self.residency.settings.exchanges
+        if pool is None or not exchanged or not self.reads_file or not pool.has_room_for_all:
+            return
+        self._tier.start_waiting(wait=True)
+        self._tier.collect(wait=True)
+        pool.end_reads()
+        pool.read_absent()
+        self._begin_to_exchange(pool)
 
     def take_back(self, n_bytes: int, of_host: bool = False) -> tuple[int, int]:
         """Take back memory that was given, at most so many bytes; return slots and bytes.
@@ -374,7 +405,7 @@ class ExpertCache:
         self.residency.check_integrity()
         if self.pool is not None:
             self.pool.residency.check_integrity()
-        assert self._exchange is None or self._exchange.is_whole, "some expert is nowhere"
+        assert self._exchange is None or self.pool is None or self.pool.is_whole, "one is nowhere"
         keys = np.flatnonzero(~self._changed)
         entries = self._table.entries.reshape(-1)[keys]
         assert (entries == self._addresses(keys)).all(), "the table leads elsewhere"
@@ -394,6 +425,15 @@ class ExpertCache:
         if not able or exchange is None:
             return able
         return exchange.has_room_for(self.residency.leaving_for(numbers))
+
+    def _can_spare(self, numbers: Keys) -> bool:
+        """Return whether these host slots can be put out of use.
+
+        What a layer can have at once stays: batches go by that.
+        """
+        assert self.pool is not None
+        enough = self.reads_file or self.pool.residency.n_at_once >= self._space.n_experts
+        return enough and self.pool.can_free(numbers)
 
     def _leave(self, numbers: Keys, why: Left) -> bool:
         """Let nothing use these slots any more: no expert, no copy, no submit to come.
@@ -494,96 +534,6 @@ class ExpertCache:
             self._tier.counters.n_evictions += sum(move.victim != FREE for move in landed)
             moves = [move for move in moves if not move.landed]
         self._tier.bring(moves, self._ways.wait, urgent=self._ways.punctual)
-
-
-class _LayerSteps:
-    """Brings the experts of the next layer into memory, where a token is cut at its routers.
-
-    Begins to move what they let expect of the layer after it. Owns which experts are about to be
-    run, and which of the tokens' were found in a slot; does not decide which leave.
-    """
-
-    def __init__(
-        self, residency: Residency, tier: Tier, pool: HostPool | None, budget: CopyBudget | None
-    ) -> None:
-        """Work on a cache's parts; `budget` says how many bytes may be copied ahead."""
-        self._residency, self._tier, self._pool, self._budget = residency, tier, pool, budget
-        self._left: float | None = None  # bytes a token may still copy ahead, from its first hint
-        self._next: tuple[int, Keys] | None = None  # layer and experts of the next submit
-        self._hits: dict[int, Mask] = {}  # by layer: of its experts, those needed and in a slot
-        self.n_hinted = 0
-
-    def forget(self) -> None:
-        """Begin a token, whatever became of the last one: Ctrl-C may have ended it early."""
-        self._next = None
-        self._hits.clear()
-
-    def over(self) -> None:
-        """Note that a token is over, and with it what it may copy ahead."""
-        self._left = None
-
-    def need(self, layer: int, experts: NDArray[np.uint32], guess: bool) -> None:
-        """Do what `ExpertCache.need` says."""
-        used = experts.reshape(-1).astype(np.int64) + layer * self._residency.space.n_experts
-        self._next = (layer, used)
-        self.fetch(used)
-        for _ in experts if guess else ():  # as many as each row uses
-            guessed = self._residency.guess_layer(layer + 1)
-            if guessed.size:
-                self._hint(guessed, used)
-
-    def guess_first(self) -> None:
-        """Begin to move what the first layer of the next run is expected to use."""
-        guessed = self._residency.guess_layer(0)
-        if guessed.size:
-            self._hint(guessed, NO_KEYS)
-
-    def fetch(self, keys: Keys) -> None:
-        """Ensure that experts are in a slot or in the host pool. Raises ModelFileError."""
-        if self._pool is not None:
-            self._pool.need(keys, self._kept(keys), lambda: self._make_room(keys))
-
-    def begin(self) -> None:
-        """Note the hits of a submit that begins: the experts that are in a slot now."""
-        if self._next is not None:
-            layer, keys = self._next
-            n_experts = self._residency.space.n_experts
-            hits = self._hits.setdefault(layer, np.zeros(n_experts, np.bool_))
-            hits[keys % n_experts] = self._residency.locations.are_present(keys)
-
-    def hits(self, keys: Keys) -> Mask:
-        """Return which of `keys` [n_tokens, n_layers, n_used] were found in a slot."""
-        hits = self._residency.locations.are_present(keys)
-        for layer, of_experts in self._hits.items():
-            hits[:, layer] = of_experts[keys[:, layer] % len(of_experts)]
-        return hits
-
-    def _kept(self, keys: Keys) -> Mask:
-        """Mark which may not leave the pool [n_keys]: those needed now or being copied from."""
-        kept = self._residency.locations.arriving
-        kept[keys] = True
-        return kept
-
-    def _make_room(self, keys: Keys) -> Mask:
-        """Wait until none is copied from the pool; return which may not leave it then."""
-        self._tier.start_waiting(wait=True)
-        self._tier.collect(wait=True)
-        return self._kept(keys)
-
-    def _hint(self, guessed: Keys, keys: Keys) -> None:
-        """Begin to move what the next layer is expected to use, while `keys` are run."""
-        tier = self._tier
-        before = tier.pending_bytes if self._budget is not None else 0
-        if self._left is None:
-            self._left = inf if self._budget is None else self._budget.n_bytes - before
-        if self._pool is not None:
-            self._pool.want(guessed, self._kept(keys))
-            guessed = guessed[self._pool.locations.are_present(guessed)]
-        moves = self._residency.hint(guessed, keys, self._left)
-        self.n_hinted += len(moves)
-        tier.bring(moves)
-        if self._budget is not None:
-            self._left -= tier.pending_bytes - before
 
 
 def count_misses(keys: Keys, missed: Mask, n_experts: int) -> Keys:

@@ -27,10 +27,11 @@ class Exchange:
         pool: HostPool,
         uploads: Uploader,
         wait: bool,
+        counters: TierCounters,
     ) -> None:
         """Begin when all experts are in slots or in the `pool`, which reads no file any more.
 
-        `wait`: the next decision waits for the copies.
+        `wait`: the next decision waits for the copies, which `counters` count.
         """
         self._backing = residency.exchange_with(pool.locations)
         self._residency, self._pool, self._wait = residency, pool, wait
@@ -44,18 +45,8 @@ class Exchange:
             max_copy_bytes=device.max_copy_bytes,
             failure="writing experts back to host memory failed, they stay on the GPU",
             readable=residency.locations,
+            counters=counters,
         )
-
-    @property
-    def counters(self) -> TierCounters:
-        """Return what was written back since the start."""
-        return self.tier.counters
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether every expert is in a slot or at home."""
-        there = self._residency.locations.present | self._pool.locations.present
-        return bool(there.all())
 
     def collect(self) -> None:
         """Note what has arrived: those experts can leave. Waits for all, the plain way."""

@@ -101,7 +101,7 @@ def watches(device: Device, tracker: ExpertTracker, mode: ExpertMode) -> list[Me
         gives: Moves = tracker.give_back if isinstance(mode, Cache) else lambda _: (0, 0)
         words = "the GPU's memory", "slot"
         found.append(MemoryWatch(*words, over_budget, gives, tracker.take_back))
-    if tracker.cache is not None and tracker.cache.has_spare_places:
+    if tracker.cache is not None and tracker.cache.pool is not None:
         moves = tracker.give_back_places, partial(tracker.take_back, of_host=True)
         found.append(MemoryWatch("host memory", "place there", _host_watched(), *moves))
     return found

@@ -325,6 +325,22 @@ class HostPool:
             n_right=self._n_right,
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Return whether every expert is in a slot or here."""
+        return bool((self._device.present | self.locations.present).all())
+
+    @property
+    def has_room_for_all(self) -> bool:
+        """Return whether what is neither in a slot nor here can come, and nothing else must leave
+        but experts that have slots."""
+        here, in_slots = self.locations, self._device
+        n_absent, n_twice = (
+            np.bincount(here.pool_of[mask], minlength=len(here.pools))
+            for mask in (~(here.resident | in_slots.resident), here.present & in_slots.resident)
+        )
+        return bool((n_absent <= n_twice + here.n_free_of_all).all())
+
     def place(self, key: int) -> Placement:
         """Return the memory of an expert's host slot. Must hold: it has one."""
         return self.tier.slot(key).memory
@@ -389,6 +405,18 @@ class HostPool:
             moves = self._bring(coming, kept, urgent=False)
             self._n_hinted += len(moves)
             self._guessed.update(move.key for move in moves)
+
+    def read_absent(self) -> None:
+        """Read what is neither in a slot nor here, as far as there is room; see `has_room_for_all`.
+
+        Raises DeviceLostError. Must hold: no submit is in flight, and nothing is read.
+        """
+        in_slots = self._device.present
+        absent = np.flatnonzero(~(in_slots | self.locations.present)).tolist()
+        for first in range(0, len(absent), MAX_PENDING):
+            kept = self.locations.present & ~in_slots
+            self._bring(absent[first : first + MAX_PENDING], kept, urgent=True)
+            self.tier.collect(wait=True)
 
     def end_reads(self) -> None:
         """Wait for the reads under way, and take back those that wait. Raises DeviceLostError."""

@@ -110,7 +110,7 @@ class ExpertTracker:
     def give_back_places(self, n_bytes: int) -> tuple[int, int]:
         """Free places of host memory, as `ExpertCache.give_back_places` does.
 
-        Must hold: there is a cache that has spare ones, and no submit is in flight.
+        Must hold: there is a cache that has a host pool, and no submit is in flight.
         """
         assert self.cache is not None
         self._table.end_all()
@@ -123,6 +123,17 @@ class ExpertTracker:
         """
         self._table.end_all()
         return self.cache.take_back(n_bytes, of_host) if self.cache is not None else (0, 0)
+
+    def regain(self) -> bool:
+        """Bring experts back to memory that was taken back, as `ExpertCache.regain` does.
+
+        Returns whether experts may still be in the file alone. Must hold: no submit is in flight.
+        """
+        self._table.end_all()
+        if self.cache is None:
+            return False
+        self.cache.regain()
+        return self.cache.reads_file
 
     def resize(self, capacities: Sequence[int]) -> None:
         """Use so many slots of each pool from now on, as `ExpertCache.resize` does.

@@ -15,7 +15,8 @@ from vkmoe.kv_types import BLOCK_DIMS, region_bytes, row_parts
 
 Floats = NDArray[np.floating]
 Bytes = NDArray[np.uint8]
-Place = tuple[int | slice, int | slice, int | slice]  # of rows, in [n_regions, n_kv_heads, context]
+# Of rows, in [n_regions, n_kv_heads, context].
+Place = tuple[int | slice, int | slice, int | slice | NDArray[np.integer]]
 HALF_MAX, LARGEST_QUANT = 65504.0, 127
 SCALE = np.float32(1 / LARGEST_QUANT)  # kernels multiply by it, in float32
 FLOATS: dict[KvType, type[np.floating]] = {"f16": np.float16, "f32": np.float32}

@@ -73,8 +73,9 @@ def gpt_oss_shape(**changes: object) -> AttentionShape:
 
 
 def gemma4_shape(**changes: object) -> AttentionShape:
-    """Make small heads with the norms of Gemma 4: of q, k and v."""
-    return qwen3_shape(**{"value_norm": True, "window": 50, "scale": 1.0, **changes})
+    """Make small heads with the norms of Gemma 4: of q, k and v; their caches are rings."""
+    gemma4 = {"value_norm": True, "window": 30, "ring": 69, "scale": 1.0}
+    return qwen3_shape(**{**gemma4, **changes})
 
 
 def wide_shape(**changes: object) -> AttentionShape:
@@ -133,7 +134,7 @@ class AttentionCase:
         partials, out = self._runner.run(self._program, inputs, *self._tensors[1:])
         row = min(position, self.shape.context - 1)
         left = self._layer.twin(token, row)
-        self._layer.compare(checks, [(0, slice(None), row)], [left.cached])
+        self._layer.compare(checks, [(0, row)], [left.cached])
         attended = out.view(np.float32)
         self._compare_attended(checks, row, left.queries, partials.view(np.float32), attended)
         return attended
@@ -165,8 +166,10 @@ class AttentionCase:
 POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 # The types of caches that are compared, the usual ones first; measured are those of one type.
 CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))
-# The widest heads: with and without norms and windows, all dims turning or some.
-WIDE_SHAPES = (
+# Gains behind RoPE; and the widest heads: with and without norms and windows, all dims turning or
+# some.
+OTHER_SHAPES = (
+    qwen3_shape(norm="per_head_turned", rotary_dim=48, head_dim=72),
     wide_shape(),
     wide_shape(kv_types=both("f32"), norm="none", window=50, rotary_dim=512),
     wide_shape(kv_types=both("q8_0"), window=50),
@@ -188,7 +191,7 @@ def _attention(setting: Setting) -> Iterator[Trial]:
                 _in_splits(setting, replace(normed, appends=False), POSITIONS_IN_WINDOWS),
             ],
         )
-    for shape in WIDE_SHAPES:
+    for shape in OTHER_SHAPES:
         compare = _in_splits(setting, shape, POSITIONS_IN_WINDOWS)
         yield Trial(f"{shape.kv_types}, {shape.head_dim} dims", [compare])
 
@@ -250,7 +253,7 @@ def _at_the_end(setup: Setup, shape: Shape) -> Callable[[Runner], Checks]:
 def seen_bytes(shape: Shape, n_rows: int) -> int:
     """Count the bytes that the last rows of a full cache see together."""
     n_seen = min(shape.context, shape.window + n_rows - 1) if shape.window else shape.context
-    return sum(shape.cache_bytes) // shape.context * n_seen
+    return sum(shape.cache_bytes) // shape.n_places * n_seen
 
 
 def has_usual_caches(shape: Shape) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.attention import twins
-from vkmoe.kernels.attention.caches import CacheShape, KvRows, Place, rounding_step
+from vkmoe.kernels.attention.caches import CacheShape, KvRows, rounding_step
 from vkmoe.kernels.attention.operations import (
     AttentionTensors,
     KvCache,
@@ -93,13 +93,14 @@ class Layer(ABC):
             n_heads, rotary = 1, shape.rope_dim
         else:
             n_heads, rotary = shape.n_kv_heads, shape.rotary_dim
-        sizes = CacheShape(n_regions, n_heads, shape.context, shape.row_dim)
-        n_filled = len(range(shape.context)[filled])
+        self._n_places, self._context = shape.n_places, shape.context
+        sizes = CacheShape(n_regions, n_heads, self._n_places, shape.row_dim)
+        at = np.arange(shape.context)[filled][-self._n_places :] % self._n_places
         self.caches: list[CacheRows] = []
         for name, kv_type in zip(names, shape.kv_types, strict=False):
             rows = KvRows(kv_type, sizes, POISON)
-            drawn = self.rng.normal(0, 1, (n_regions, n_heads, n_filled, shape.row_dim))
-            rows.write(np.s_[:, :, filled], drawn)
+            drawn = self.rng.normal(0, 1, (n_regions, n_heads, len(at), shape.row_dim))
+            rows.write(np.s_[:, :, at], drawn)
             self.caches.append(CacheRows(name, runner.place(rows.data), rows))
         angles = self.rng.uniform(-np.pi, np.pi, (shape.context, rotary // 2))
         # (cos, sin) of random angles: [context, rotary dims / 2, 2]
@@ -133,30 +134,35 @@ class Layer(ABC):
         return dict(zip(self.tensors, np.split(raw, ends[:-1], axis=1), strict=True))
 
     def rows(self) -> tuple[Floats, Floats]:
-        """Decode all keys and values: [n_regions, n_kv_heads, context, row_dim or value_dim]."""
-        keys, values = self.caches[0].rows.values(), self.caches[-1].rows.values()
+        """Decode all keys and values: [n_regions, n_kv_heads, context, row_dim or value_dim].
+
+        Of positions that share a place, each is what the last of them brought.
+        """
+        at = np.arange(self._context) % self._n_places
+        keys, values = (self.caches[i].rows.values()[:, :, at] for i in (0, -1))
         return keys, values[..., : self._value_dim]
 
     def compare(
-        self, checks: Checks, places: Sequence[Place], wanted: Sequence[Sequence[Floats]]
+        self, checks: Checks, rows: Sequence[tuple[int, int]], wanted: Sequence[Sequence[Floats]]
     ) -> None:
-        """Compare the rows of each cache that were appended in `places`, and keep them.
+        """Compare what was appended to each cache, by region and position, and keep it.
 
-        `wanted` are a twin's for each place and cache; all other rows must be as they were.
+        `wanted` are a twin's for each row and cache; all other rows must be as they were.
         """
-        for i, (name, address, rows) in enumerate(self.caches):
-            found = KvRows(rows.kv_type, rows.shape, self._runner.fetch(address, rows.data.nbytes))
+        places = [(region, slice(None), position % self._n_places) for region, position in rows]
+        for i, (name, address, kept) in enumerate(self.caches):
+            found = KvRows(kept.kv_type, kept.shape, self._runner.fetch(address, kept.data.nbytes))
             # Most values are only rounded; keys and latent rows are normed and rotated before.
             values, limit = found.values(), 0.0 if name == self.rounded_only else 1.0
             for place, of_caches in zip(places, wanted, strict=True):
                 if not of_caches:  # these are another layer's
                     continue
                 twin = of_caches[i]
-                allowed = rounding_step(twin, rows.kv_type) + 1e-5 * (0.2 + np.abs(twin))
+                allowed = rounding_step(twin, kept.kv_type) + 1e-5 * (0.2 + np.abs(twin))
                 what = f"appended row of the {name} cache"
                 checks.close(what, values[place], twin, allowed, limit)
-                rows.take(found, place)
-            checks.equal(f"the other rows of the {name} cache", found.data, rows.data)
+                kept.take(found, place)
+            checks.equal(f"the other rows of the {name} cache", found.data, kept.data)
 
 
 class GroupedLayer(Layer):
@@ -217,6 +223,7 @@ class GroupedLayer(Layer):
             eps=shape.eps,
             kv_types=shape.kv_types,
             value_norm=shape.value_norm,
+            gains_last=shape.norm == "per_head_turned",
         )
         left = twins.append_row(inputs, position)
         return left if shape.appends else left._replace(cached=())

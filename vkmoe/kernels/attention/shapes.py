@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vkmoe.choices import KvType
-from vkmoe.facts import Attention, LatentSpec
+from vkmoe.facts import Attention, LatentSpec, QkNorm
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
 
@@ -20,7 +20,7 @@ MAX_HEAD_DIM, MAX_RANK, MAX_ROPE_DIM = 512, 1024, 256
 MAX_CACHE_BYTES = 1 << 32  # a cache of a layer is smaller
 # As the shaders number them.
 ROPE_STYLES = {"neox": 0, "normal": 1}
-NORM_MODES = {"none": 0, "per_head": 1, "full_width": 2}
+NORM_MODES: dict[QkNorm, int] = {"none": 0, "per_head": 1, "full_width": 2, "per_head_turned": 3}
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,21 @@ class AttentionShape:
 
     Rows of qkv are q [n_heads * head_dim], then k and v [n_kv_heads * head_dim]; where they bring
     no k and v, words stand for these that kernels make nothing of. A layer has a cache of keys and
-    one of values, [n_kv_heads][context][head_dim] each.
+    one of values, [n_kv_heads][n_places][head_dim] each.
     """
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     rotary_dim: int
-    context: int  # positions in the cache
+    context: int  # positions of a sequence
     rope_style: Literal["neox", "normal"]
-    norm: Literal["none", "per_head", "full_width"]  # RMSNorm of q and k before RoPE
+    norm: QkNorm  # RMSNorm of q and k
     eps: float
     scale: float
     kv_types: KvTypes
     window: int = 0  # positions seen, the token's own included; 0 = all
+    ring: int = 0  # places, of which a position has that of its number modulo these; 0 = its own
     sinks: bool = False  # a learnt logit per head takes part in the softmax's denominator only
     value_norm: bool = False  # RMSNorm of v of each KV head, without a gain
     appends: bool = True  # rows bring k and v; else the caches are another layer's
@@ -52,9 +53,14 @@ class AttentionShape:
         assert self.n_heads % self.n_kv_heads == 0, self
         assert self.rotary_dim % 2 == 0 and 2 <= self.rotary_dim <= self.head_dim, self
         assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
-        assert self.window >= 0, self
+        assert self.window >= 0 and (self.ring == 0 or 0 < self.window <= self.ring), self
         # No model has both: kernels take all heads of v, or of q, together there.
         assert self.norm != "full_width" or (self.appends and not self.value_norm), self
+
+    @property
+    def n_places(self) -> int:
+        """Count the positions of a KV head that have rows at once."""
+        return min(self.ring or self.context, self.context)
 
     @property
     def group(self) -> int:
@@ -75,7 +81,7 @@ class AttentionShape:
     @property
     def cache_bytes(self) -> tuple[int, ...]:
         """Count the bytes of a region of one layer's caches: of keys, and of values."""
-        n_rows = self.n_kv_heads * self.context
+        n_rows = self.n_kv_heads * self.n_places
         return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in self.kv_types)
 
     @property
@@ -121,6 +127,10 @@ class LatentShape:
         assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
 
     @property
+    def n_places(self) -> int:
+        return self.context
+
+    @property
     def group(self) -> int:
         return self.n_heads
 
@@ -161,8 +171,8 @@ class LatentShape:
 Shape = AttentionShape | LatentShape
 
 
-def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float) -> Shape:
-    """Return the shape of a model's attention with so many places in its caches."""
+def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float, ring: int = 0) -> Shape:
+    """Return the shape of a model's attention over so many positions, some in a `ring`."""
     scale = mixer.scale or mixer.query_dim**-0.5
     if isinstance(mixer, LatentSpec):
         return LatentShape(
@@ -188,6 +198,7 @@ def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float) -> S
         scale=scale,
         kv_types=kv_types,
         window=mixer.window,
+        ring=ring,
         sinks=mixer.sinks,
         value_norm=mixer.value_norm,
         appends=mixer.own_kv,
@@ -346,6 +357,7 @@ def shape_numbers(shape: Shape) -> dict[str, object]:
         **norms,
         "rope_style": ROPE_STYLES[shape.rope_style],
         "window": shape.window,
+        "places": shape.n_places,
         "row_dim": shape.row_dim,
         "value_dim": shape.value_dim,
     }

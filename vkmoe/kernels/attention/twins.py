@@ -40,6 +40,7 @@ class AttentionInputs:
     eps: float
     kv_types: KvTypes  # of the caches
     value_norm: bool = False  # of v, without a gain
+    gains_last: bool = False  # of q and k, behind RoPE
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,12 @@ def _norm_rotate(inputs: AttentionInputs, rows: Floats, gain: Floats | None, pos
     if gain is not None:
         squares = wide * wide
         mean = squares.mean() if gain.ndim == 2 else squares.mean(axis=1, keepdims=True)
-        wide = wide / np.sqrt(mean + inputs.eps) * gain.astype(np.float64)
-    return rotate(wide, inputs.rope[position], inputs.rope_style)
+        wide = wide / np.sqrt(mean + inputs.eps)
+    rope, style = inputs.rope[position], inputs.rope_style
+    if gain is None or inputs.gains_last:
+        turned = rotate(wide, rope, style)
+        return turned if gain is None else turned * gain.astype(np.float64)
+    return rotate(wide * gain.astype(np.float64), rope, style)
 
 
 def attention(queries: Floats, keys: Floats, values: Floats, n_splits: int) -> Wide:

@@ -20,7 +20,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.attention import twins
 from vkmoe.kernels.attention.cases import (
     CACHES,
-    WIDE_SHAPES,
+    OTHER_SHAPES,
     attention_text,
     deepseek2_shape,
     gemma4_shape,
@@ -115,8 +115,7 @@ class Prompts:
         wanted = np.array([twin.queries for twin in appended])
         self._compare_queries(checks, turned, given, is_turned, wanted)
         regions = zip(batch.sequences, batch.positions, strict=True)
-        places = [(sequence, slice(None), position) for sequence, position in regions]
-        self._layer.compare(checks, places, [one.cached for one in appended])
+        self._layer.compare(checks, list(regions), [one.cached for one in appended])
         left, untouched = self._split(out, len(batch.raw))
         checks.untouched("words beyond the rows of out", untouched)
         keys, values = (cached[list(batch.sequences)] for cached in self._layer.rows())
@@ -170,7 +169,7 @@ def _prompts(setting: Setting) -> Iterator[Trial]:
         shapes = [make(kv_types=kv_types) for make in makers]
         shapes.append(gemma4_shape(kv_types=kv_types, appends=False))
         yield Trial(str(kv_types), [partial(_chunks, setting, shape) for shape in shapes])
-    for shape in WIDE_SHAPES:
+    for shape in OTHER_SHAPES:
         what = f"{shape.kv_types}, {shape.head_dim} dims"
         yield Trial(what, [partial(_chunks, setting, shape)])
 

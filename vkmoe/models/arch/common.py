@@ -18,6 +18,7 @@ from vkmoe.facts import (
     LayerSpec,
     Mixer,
     ModelSpec,
+    QkNorm,
 )
 from vkmoe.gguf_file import GgufFile
 from vkmoe.kernels.attention.shapes import MAX_HEAD_DIM, UNIT_DIMS
@@ -39,7 +40,7 @@ MAX_HEADS = 4096
 def attention_specs(
     metadata: Metadata,
     *,
-    qk_norm: Literal["none", "per_head", "full_width"] = "none",
+    qk_norm: QkNorm = "none",
     rope_style: Literal["neox", "normal"] = "neox",
     truncate: bool = True,
 ) -> tuple[AttentionSpec, ...]:

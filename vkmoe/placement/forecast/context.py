@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.facts import AttentionSpec, DeltaNetSpec, DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.models.kept import Kept, state_bytes
 from vkmoe.models.kv_caches import caching_layers, growth_bytes
 from vkmoe.placement.forecast.cost import Prediction, TokenBytes, predict
 from vkmoe.placement.forecast.speeds import Machine
@@ -50,6 +51,6 @@ def _cached_bytes(plan: MemoryPlan, spec: ModelSpec, n_positions: int) -> int:
     for layer in (spec.layers[index] for index in caching_layers(spec)[: spec.n_layers]):
         window = layer.mixer.window if isinstance(layer.mixer, AttentionSpec) else 0
         seen = min(n_positions, window) if window else n_positions
-        read = layer.mixer.state_bytes(seen, plan.kv_types)
+        read = state_bytes(layer.mixer, Kept(seen, plan.kv_types))
         total += sum(read) * (1 + isinstance(layer.mixer, DeltaNetSpec))  # states are written, too
     return total

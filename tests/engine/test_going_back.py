@@ -1,4 +1,5 @@
-"""Texts go back, are copied and go on where a layer's state holds for one position alone.
+"""Texts go back, are copied and go on where a layer keeps a state, or rows of a window, which hold
+for the last positions alone.
 
 To the bit they are texts that were never anything else.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,17 +16,18 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.engine.test_context import grow_in_steps
-from tests.engine.tiny import RECURRENT, Tensor, lengthened, model_path, rewrite
+from tests.engine.tiny import RECURRENT, WINDOWED, Tensor, lengthened, model_path, rewrite
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.execute import state_copies
 from vkmoe.generate.drafts import LookUp
 from vkmoe.llm import LLM, GenerationResult
 
 pytestmark = pytest.mark.usefixtures("one_device")
 CTX_SIZE, N_REGIONS = 160, 3
+NAMES = (*RECURRENT, *WINDOWED)
+CHUNK = 16  # rows of a batch, and so the margin of rings
 
 
 class Row(NamedTuple):
@@ -70,23 +73,24 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sample(2)
 def test_going_back_and_copying_change_no_bit(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the caches of the other layers grow."""
+    """While the caches of the other layers grow; texts alone have caches without rings."""
     monkeypatch.setattr("vkmoe.engine.COPIED_EVERY", 8)
     grow_in_steps(monkeypatch)
     options = WAYS[way]
     if "dense" in name and "expert_slots" in options:
         options = {}
-    config = EngineConfig(ctx_size=CTX_SIZE, parallel=N_REGIONS, ubatch_size=40, **options)
+    config = EngineConfig(ctx_size=CTX_SIZE, parallel=N_REGIONS, ubatch_size=CHUNK, **options)
+    whole = replace(config, ubatch_size=CTX_SIZE)
     rng, n_back = random.Random(len(name + way)), 0
     with (
         Engine(lengthened(model_path(name), CTX_SIZE), config, checks=True) as engine,
-        Engine(lengthened(model_path(name), CTX_SIZE), config) as other,
+        Engine(lengthened(model_path(name), CTX_SIZE), whole) as other,
     ):
         texts: list[list[Row]] = [[] for _ in range(N_REGIONS)]
         for _ in range(50):
@@ -116,23 +120,55 @@ def test_going_back_and_copying_change_no_bit(
     assert n_back, "texts go back to where they were"
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", ["gptoss_odd", "gemma4_odd"])
+@pytest.mark.sample(1)
+def test_a_ring_reaches_as_far_back_as_it_says(name: str) -> None:
+    """A text goes back by each number of rows, from places all around the ring: without a copy up
+    to the margin, and by more to where its prompt ended."""
+    config = EngineConfig(ctx_size=CTX_SIZE, ubatch_size=CHUNK)
+    whole = replace(config, ubatch_size=CTX_SIZE)
+    path = lengthened(model_path(name), CTX_SIZE)
+    with Engine(path, config) as engine, Engine(path, whole) as other:
+
+        def step(position: int) -> None:
+            rows = [Row(7 * position % engine.n_vocab, "decode")]
+            assert run(engine, 0, position, rows) == run(other, 0, position, rows)
+
+        for n_back in range(1, CHUNK + 4):
+            n_prompt = CHUNK + n_back
+            prompt = [Row(5 * i % engine.n_vocab, "prompt") for i in range(n_prompt)]
+            engine.rewind(0, 0)
+            for first in range(0, n_prompt, CHUNK):
+                run(engine, 0, first, prompt[first : first + CHUNK])
+            alone(other, prompt)
+            end = n_prompt + CHUNK + 2
+            for position in range(n_prompt, end):
+                step(position)
+            found = engine.rewind(0, end - n_back)
+            assert found == (end - n_back if n_back <= CHUNK + 1 else n_prompt - 1)
+            step(other.rewind(0, found))
+            assert engine.rewind(0, n_prompt - 1) == n_prompt - 1
+            step(other.rewind(0, n_prompt - 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.sample(2)
-def test_two_endings_of_one_prefix(name: str) -> None:
-    """The prefix is computed once, and both replies are their own."""
+def test_two_endings_of_one_prefix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly all of the prefix is computed once, and both replies are their own."""
+    monkeypatch.setattr("vkmoe.engine.COPIED_EVERY", 8)
     prefix, endings = [(7 * i + 3) % 200 for i in range(90)], ([5, 6, 7], [8, 9])
-    options: dict[str, Any] = {"ctx_size": CTX_SIZE, "temp": 0.0}
-    with LLM(lengthened(model_path(name), CTX_SIZE), ctx_size=CTX_SIZE) as llm:
-        del options["ctx_size"]
+    options: dict[str, Any] = {"temp": 0.0, "max_tokens": 6, "ignore_eos": True}
+    path = model_path(name)
+    with LLM(lengthened(path, CTX_SIZE), ctx_size=CTX_SIZE, ubatch_size=CHUNK) as llm:
         found = []
         for ending in (*endings, *endings):
-            result = llm.generate([*prefix, *ending], max_tokens=6, ignore_eos=True, **options)
+            result = llm.generate([*prefix, *ending], **options)
             found.append(result.token_ids)
             n_reused = result.statistics.n_reused_tokens
-        assert n_reused >= len(prefix) - state_copies.COPIED_EVERY
+        assert n_reused >= len(prefix) - CHUNK - 8
     for ending, tokens in zip(endings, found, strict=False):
-        with LLM(lengthened(model_path(name), CTX_SIZE), ctx_size=CTX_SIZE) as llm:
-            result = llm.generate([*prefix, *ending], max_tokens=6, ignore_eos=True, **options)
+        with LLM(lengthened(path, CTX_SIZE), ctx_size=CTX_SIZE) as llm:
+            result = llm.generate([*prefix, *ending], **options)
             assert result.token_ids == tokens
     assert found[:2] == found[2:]
 
@@ -156,14 +192,15 @@ def test_a_model_without_attention(device: str, tmp_path: Path) -> None:
         assert found == alone(engine, rows)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.sample(2)
 def test_guesses_that_were_wrong_are_taken_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to three of them, of which some are right."""
     prompt, rng = [5, 6, 7] * 8, random.Random(1)
 
     def reply(draft: DraftWay) -> GenerationResult:
-        with LLM(lengthened(model_path(name), CTX_SIZE), ctx_size=CTX_SIZE, draft=draft) as llm:
+        path = lengthened(model_path(name), CTX_SIZE)
+        with LLM(path, ctx_size=CTX_SIZE, ubatch_size=CHUNK, draft=draft) as llm:
             return llm.generate(prompt, max_tokens=60, temp=0.0, ignore_eos=True)
 
     wanted = reply("none").token_ids
@@ -180,12 +217,14 @@ def test_guesses_that_were_wrong_are_taken_back(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.full
-def test_a_long_session_is_not_read_again_and_again() -> None:
+@pytest.mark.parametrize("name", ["qwen35_dense", "gptoss_odd"])
+def test_a_long_session_is_not_read_again_and_again(name: str) -> None:
     """As an agent's goes: results of tools are appended, at times old thoughts are left out. Nearly
     all that a KV cache alone would use again is used, though states are there for few positions."""
     rng, n_turns, ctx_size = random.Random(3), 200, 6144
     n_common = n_reused = 0
-    with LLM(lengthened(model_path("qwen35_dense"), ctx_size), ctx_size=ctx_size) as llm:
+    model = lengthened(model_path(name), ctx_size)
+    with LLM(model, ctx_size=ctx_size, ubatch_size=CHUNK) as llm:
 
         def some(n: int) -> list[int]:
             return [rng.randrange(llm.spec.n_vocab) for _ in range(n)]
