@@ -1,4 +1,4 @@
-"""Write what vkmoe plans for seven models on many machines into docs/expert-cache.md and README.md.
+"""Write what vkmoe plans for eight models on many machines into docs/expert-cache.md and README.md.
 
     .venv/bin/python -m tools.make_plan_table
 
@@ -32,6 +32,7 @@ SHORT = ((8, 16), (12, 32), (16, 32), (24, 64), (0, 32))  # cards and RAM of the
 MODELS = {  # by preset: the mixture of types, and the name
     "qwen3-30b-a3b": ("q4_k_m", "Qwen3-30B-A3B"),
     "qwen3.6-35b-a3b": ("q4_k_m", "Qwen3.6-35B-A3B"),
+    "gemma-4-26b-a4b": ("q4_k_m", "Gemma 4 26B-A4B"),
     "gpt-oss-20b": ("mxfp4", "gpt-oss-20b"),
     "gpt-oss-120b": ("mxfp4", "gpt-oss-120b"),
     "mixtral-8x7b": ("q4_k_m", "Mixtral 8x7B"),

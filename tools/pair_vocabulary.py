@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from vkmoe.generate.text.byte_level import PRE_TOKENIZERS, byte_alphabet
@@ -43,7 +44,7 @@ def pair_vocabulary(pre: str) -> dict[str, Any]:
     chars = {byte: char for char, byte in byte_alphabet().items()}
     words = ["".join(chars[byte] for byte in word.encode()) for word in _WORDS]
     single = [chars[byte] for byte in range(256)]
-    pairs = _pairs(single)
+    pairs = _pairs(tuple(single))
     tokens = [*single, *map("".join, pairs), *words, "<|bos|>"]
     types = [TokenType.NORMAL] * (len(tokens) - 1) + [TokenType.CONTROL]
     return _metadata("gpt2", pre, tokens, types, pairs)
@@ -52,7 +53,7 @@ def pair_vocabulary(pre: str) -> dict[str, Any]:
 def _of_characters(pre: str) -> dict[str, Any]:
     """Metadata of one with a token for each byte; blanks are U+2581."""
     words = [word.replace(" ", "▁") for word in _WORDS if len(word) > 2]
-    pairs = _pairs(_CHARACTERS)
+    pairs = _pairs(tuple(_CHARACTERS))
     plain = [*_CHARACTERS, *map("".join, pairs), *words, "</s>"]
     special = ["<|tool_response>", "<|channel>", "<|bos|>"]
     tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *plain, *special]
@@ -67,7 +68,8 @@ def _of_characters(pre: str) -> dict[str, Any]:
     }  # Gemma 4 begins with BOS all the same
 
 
-def _pairs(single: Sequence[str]) -> list[tuple[str, str]]:
+@cache
+def _pairs(single: tuple[str, ...]) -> list[tuple[str, str]]:
     pairs = [(first, second) for first in single for second in single]
     random.Random(20261123).shuffle(pairs)
     return pairs

@@ -14,6 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tools.gguf_writer import describe_tensor
 from tools.synthetic.metadata import model_metadata
 from tools.synthetic.presets import PRESETS
@@ -25,21 +28,11 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
-from vkmoe.gpu.token_io import param_words
-from vkmoe.kernels.attention.cases import CACHES, wide_shape
-from vkmoe.kernels.attention.operations import AttentionTensors, KvCache, attention
-from vkmoe.kernels.attention.shapes import choose_split
+from vkmoe.kernels.attention.cases import CACHES
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.layer_inputs.operations import gate_inputs
-from vkmoe.kernels.logits.operations import soft_cap
 from vkmoe.kernels.matvec.operations import Matrix
-from vkmoe.kernels.norms.operations import NormedPart, NormOutput, norm_residual, rms_norm
-from vkmoe.kernels.prompt_attention.operations import (
-    PromptTensors,
-    append_rows,
-    choose_tiling,
-    prompt_attention,
-)
+from vkmoe.kernels.norms.operations import rms_norm
 from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes
@@ -177,37 +170,15 @@ def _beside_cpu(weights: ModelWeights) -> ModelWeights:
 
 
 def _other_kernels(tuning: Tuning) -> Program:
-    """Append what these programs lack: norms of compressed queries and behind blocks, a link's
-    measure, caps of logits, inputs of layers, and heads of 512 dims.
+    """Append what these programs lack: norms of compressed queries, a link's measure, and inputs
+    of layers.
     """
     program, width = Program("others"), 1536
     x, y, op = TensorRef("x", width), TensorRef("y", width), OpContext(program, tuning)
     rms_norm(op, x, y, width, 1 << 32, 1e-6)
-    gained, partials = (TensorRef(name, width) for name in ("gained", "partials"))
-    for parts in ([NormedPart(x)], [NormedPart(x, 1 << 32)] * 2):
-        output = NormOutput(y, gained, partials, 1 << 32)
-        norm_residual(op, parts, 1 << 32, output, width, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
-    soft_cap(op, y, width, 30.0)
     gate_inputs(op, x, y, 0, width)
-    for kv_types in CACHES:
-        _wide_heads(op, kv_types)
     return program
-
-
-def _wide_heads(op: OpContext, kv_types: KvTypes) -> None:
-    """Append attention of the heads of Gemma 4 that see everything, of a token and of a prompt."""
-    shape = wide_shape(n_heads=16, context=SURE_CTX_SIZE, kv_types=kv_types)
-    memory, split = _Memory(), choose_split(shape, op.tuning)
-    places = *shape.cache_bytes, shape.rope_bytes, *(4 * width for width in shape.gain_widths)
-    cache = KvCache(*map(memory.take, places))
-    qkv, params = TensorRef("qkv", shape.qkv_width), TensorRef("params", param_words(op.n_rows))
-    out = TensorRef("out", shape.n_heads * shape.head_dim)
-    partials = TensorRef("partials", split.partials_words(shape))
-    attention(op, shape, split, cache, qkv, AttentionTensors(params, partials, out))
-    append_rows(op, shape, cache, qkv, params)
-    tensors = PromptTensors(params, out)
-    prompt_attention(op, shape, choose_tiling(shape, op.tuning), cache, qkv, tensors)
 
 
 # ----- a model without a file -----
@@ -219,6 +190,9 @@ class _Header(GgufFile):
     def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: list[TensorInfo]) -> None:
         self.path, self.metadata = path, metadata
         self.tensors = {tensor.name: tensor for tensor in tensors}
+
+    def numbers(self, key: str) -> npt.NDArray[np.generic]:
+        return np.array(self.metadata[key])
 
 
 class Described:

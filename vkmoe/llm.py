@@ -264,14 +264,19 @@ class LLM(Closing):
             "scores_prompt": scores_prompt,
         }
         asked = checked_options(given, self.spec.n_vocab)
+        return self._checked(Request(tuple(self._prompt_tokens(prompt)), sampling, **asked))
+
+    def _checked(self, request: Request) -> Request:
+        """Return a request that this model can serve. Raises UsageError for another."""
+        constraint = request.constraint
         check_kind("constraint", constraint, Constraint | None, "see LLM.constraints")
         if constraint is not None and constraint.tokenizer is not self.tokenizer:
             raise UsageError(
                 "the constraint was made for another model", "make it by this LLM's `constraints`"
             )
-        if with_routing and self.spec.experts is None:
+        if request.with_routing and self.spec.experts is None:
             raise UsageError("the model has no experts", "leave return_routed_experts out")
-        return Request(tuple(self._prompt_tokens(prompt)), sampling, **asked)
+        return request
 
     def stream(
         self,

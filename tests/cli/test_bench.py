@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from vkmoe.bench import kernels, plot
+from vkmoe.bench.clock import Memory
 from vkmoe.bench.compare import changes
 from vkmoe.bench.decode import DecodeChoice
 from vkmoe.bench.shapes import MODELS
 from vkmoe.bench.transfer import PARTS, TransferChoice
 from vkmoe.cli.bench import kernels as kernels_command
+from vkmoe.cpu.device import cpu_info
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, choose_device, list_devices
 from vkmoe.kernels.family import Variant
@@ -110,8 +112,13 @@ def test_decode_of_the_demo_model(run: Run, tmp_path: Path) -> None:
     assert picture(plot) > 20
 
 
-def test_decode_on_the_cpu(run: Run, cpu_native: None) -> None:
-    """With its own roofline, on as many threads as were asked for."""
+def test_decode_on_the_cpu(run: Run, cpu_native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its own roofline, on as many threads as were asked for.
+
+    Of less memory than caches may hold; test_without_vulkan.py runs it with as much as it takes.
+    """
+    tiny = Memory.of(cpu_info(), tiny=True)
+    monkeypatch.setattr(Memory, "of", lambda info: tiny)
     few = ("--quick", "--repeats", "2", "--tokens", "2", "--device", "cpu", "-t", "1")
     done = run("bench", "decode", *few, "--json")
     assert done.code == 0, done.err

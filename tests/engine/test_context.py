@@ -25,6 +25,7 @@ from vkmoe.gpu import arena
 from vkmoe.gpu.device import Device
 from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.llm import LLM, demo_model_path
+from vkmoe.models.kv_caches import growth_bytes
 from vkmoe.placement import experts, plan
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -131,6 +132,23 @@ def test_growing_and_shrinking_change_no_bit(
         found, sizes = logits_of(engine, seed=len(name))
         assert len(set(sizes)) > 2 and sizes != sorted(sizes), "it grows and shrinks"
     assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted]
+
+
+@pytest.mark.parametrize("name", ["gemma4_odd", "qwen35moe_odd", "deepseek2_lite"])
+def test_growing_takes_the_bytes_that_are_counted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of layers that are not alike, all of them, and the largest in two places for a moment."""
+    grow_in_steps(monkeypatch)
+    config = EngineConfig(ctx_size=96, parallel=2)
+    with Engine(model_path(name), config) as engine:
+        caches, info, (spec, made) = engine._caches, engine.device.info, (engine.spec, engine.plan)
+        before, counted = caches.n_bytes, caches.bytes_to_resize(96)
+        assert growth_bytes(info, spec, made, 96) == counted
+        caches.resize(96, [0, 0])
+        sizes = [held.n_bytes for held in caches._layers]
+        largest = max(*sizes, *(held.n_bytes for held in caches._ropes.values()))
+        assert caches.n_bytes - before + largest == counted > largest
 
 
 def replies_with_drafts(**options: Any) -> tuple[list[list[int]], int]:

@@ -25,19 +25,22 @@ def file_of(metadata: Mapping[str, Any]) -> GgufFile:
         return make.opened(Path(folder), make.file_bytes(pairs))
 
 
+NUMBERS = {bool: (make.BOOL, "?"), int: (make.I64, "q"), float: (make.F64, "d")}
+
+
 def in_bytes(value: Any) -> tuple[int, bytes]:
     """The kind of a metadata value and its bytes; all items of an array have one."""
-    if isinstance(value, list):
-        if any(isinstance(item, float) for item in value):
-            value = [float(item) for item in value]
-        pairs = [in_bytes(item) for item in value]
-        kind = pairs[0][0] if pairs else make.STRING
-        return make.ARRAY, make.array(kind, len(pairs), b"".join(raw for _, raw in pairs))
     if isinstance(value, str):
         return make.STRING, make.text(value)
-    kinds = ((bool, make.BOOL, "?"), (int, make.I64, "q"), (float, make.F64, "d"))
-    kind, code = next((kind, code) for type_, kind, code in kinds if isinstance(value, type_))
-    return kind, struct.pack(f"<{code}", value)
+    if not isinstance(value, list):
+        kind, code = NUMBERS[type(value)]
+        return kind, struct.pack(f"<{code}", value)
+    if any(isinstance(item, float) for item in value):
+        value = [float(item) for item in value]
+    if not value or isinstance(value[0], str):
+        return make.ARRAY, make.array(make.STRING, len(value), b"".join(map(make.text, value)))
+    kind, code = NUMBERS[type(value[0])]
+    return make.ARRAY, make.array(kind, len(value), struct.pack(f"<{len(value)}{code}", *value))
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:

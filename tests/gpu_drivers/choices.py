@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tools.gpu_drivers import GPUS, command, folder
-from vkmoe.bench.shapes import SIZES, ModelSizes
+from vkmoe.bench.shapes import MODELS
+from vkmoe.facts import DeltaNetSpec
 from vkmoe.gpu.device import Device, Intent
-from vkmoe.kernels.attention.cases import wide_shape
-from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape, choose_split
+from vkmoe.kernels.attention.shapes import choose_split, shape_of
 from vkmoe.kernels.launches import kernel_class
 from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.kv_types import both
@@ -51,21 +51,13 @@ def choices() -> dict[str, Any]:
             buffer.close()
     for what, kernel in QWEN3_30B.items():
         found[f"{what} of qwen3-30b-a3b"] = list(tuning.launch(kernel))
-    for name, sizes in SIZES.items():
-        split = choose_split(_attention(sizes), tuning)
-        found[f"attention of {name}"] = list(asdict(split).values())
-    wide = choose_split(wide_shape(n_heads=16, context=CONTEXT), tuning)
-    found["attention of heads of 512"] = list(asdict(wide).values())
+    for name, shapes in MODELS.items():
+        for mixer in shapes.mixers:
+            if not isinstance(mixer, DeltaNetSpec):
+                split = choose_split(shape_of(mixer, CONTEXT, both("f16"), 1e-6), tuning)
+                what = f"attention of {name}, heads of {mixer.query_dim}"
+                found[what] = list(asdict(split).values())
     return found
-
-
-def _attention(model: ModelSizes) -> AttentionShape | LatentShape:
-    n_heads, head_size = model.n_heads, model.head_size
-    if model.latent is not None:
-        rank, rope = model.latent.kv_rank, model.latent.rope_size
-        return LatentShape(n_heads, rank, rope, head_size, CONTEXT, 1e-6, 1.0, "f16")
-    sizes = n_heads, model.n_kv_heads, head_size, head_size
-    return AttentionShape(*sizes, CONTEXT, "neox", "none", 1e-6, 1.0, both("f16"))
 
 
 def on_gpu(gpu: str) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def _combined(
     shared = SharedRows(tensors[1], gated=True)
     op = OpContext(program, GPU, "combine", n_rows=n_rows)
     tiles = PairTiles(rows.routed, 4)
-    combine_rows(op, tiles, tensors[2], tensors[0], shared)
+    combine_rows(op, tiles, tensors[2], tensors[0], shared=shared)
     parts = (values[0], values[1], values[2:].swapaxes(0, 1))
     inputs = {rows.routed.tensor: rows.words(), rows.routed.params: rows.params()}
     inputs[tiles.done] = np.ones(SHARED.n_experts, np.uint32)
@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(rows, tensor=TensorRef("routing", (MAX_ROWS + 1) * rows.row_words))
     out, hidden = TensorRef("out", 64 * 32), TensorRef("hidden", 8 * 32)
     with pytest.raises(AssertionError, match="shared"):
-        combine_rows(op, PairTiles(rows, 4), out, hidden, SharedRows(hidden, gated=True))
+        combine_rows(op, PairTiles(rows, 4), out, hidden, shared=SharedRows(hidden, gated=True))
 
 
 # ----- a layer's experts -----
@@ -360,7 +360,7 @@ def test_experts_in_tiles_give_what_they_give_token_by_token(
     shared_ref, total = TensorRef("shared", layer.x.size), Program("sum")
     shared = SharedRows(shared_ref, gated=True)
     op = OpContext(total, tuning, n_rows=n_rows)
-    combine_rows(op, tiles, out_ref, hidden_ref, shared)
+    combine_rows(op, tiles, out_ref, hidden_ref, shared=shared)
     floats = {
         **{hidden_ref: layer.hidden, out_ref: expert_out},
         shared_ref: layer.block(SHARED.n_experts, layer.x).astype(np.float32),

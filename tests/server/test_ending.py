@@ -67,7 +67,7 @@ def test_a_signal_lets_short_replies_finish(number: signal.Signals, tmp_path: Pa
         statuses = wait(address)
         assert set(statuses) <= {200, 503}
         with httpx.stream(
-            "POST", f"{address}/v1/completions", json={**LONG, "max_tokens": 120}, timeout=60
+            "POST", f"{address}/v1/completions", json={**LONG, "max_tokens": 60}, timeout=60
         ) as answer:
             received = answer.iter_lines()
             next(received)

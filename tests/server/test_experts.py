@@ -14,7 +14,8 @@ from tests.server.conftest import Served, serving
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-ASKED = {"prompt": "def main():", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+ASKED = {"prompt": "def main():", "max_tokens": 70, "temperature": 0, "ignore_eos": True}
+LONG = {**ASKED, "max_tokens": 150}
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +47,11 @@ def events(
 
 @pytest.mark.full
 def test_changes_while_a_text_goes_on_leave_it_as_it_is(cached: Served) -> None:
-    wanted = cached.post("/v1/completions", ASKED).json()["choices"][0]["text"]
+    wanted = cached.post("/v1/completions", LONG).json()["choices"][0]["text"]
     texts: list[str] = []
 
     def generate() -> None:
-        texts.append(cached.post("/v1/completions", ASKED).json()["choices"][0]["text"])
+        texts.append(cached.post("/v1/completions", LONG).json()["choices"][0]["text"])
 
     thread = threading.Thread(target=generate)
     thread.start()
@@ -116,7 +117,9 @@ def test_prometheus_counts_go_on_while_nothing_looks_at_experts(cached: Served) 
 
     cached.engine.between(lambda llm: llm.engine.experts.unwatch()).result(60)
     before = counts()
-    done = cached.post("/v1/completions", {**ASKED, "prompt": "import json"}).json()["usage"]
+    done = cached.post(
+        "/v1/completions", {**ASKED, "prompt": "import json", "max_tokens": 40}
+    ).json()["usage"]
     cached.engine.between(lambda llm: None).result(60)  # behind the last run
     after = counts()
     assert cached.engine.llm.engine.experts.watch is None

@@ -7,10 +7,13 @@ from tools.synthetic.mixes import MIXES
 from tools.synthetic.presets import Preset
 from tools.synthetic.vocabulary import vocabulary
 from vkmoe.bench.shapes import ROTARY_SHARE
+from vkmoe.models.arch.gemma4 import WINDOW_PERIOD
 from vkmoe.models.arch.qwen35 import FULL_INTERVAL
 
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 SOFTMAX = 1
+LOGIT_CAP = 30.0
+WINDOW_BASE = 1e4  # of the rotary embedding in layers with a window, where others have their own
 Values = dict[str, MetadataValue]
 
 
@@ -42,7 +45,7 @@ def _common(shape: Preset) -> Values:
         "block_count": shape.n_layers + shape.n_ahead_layers,
         "context_length": shape.context,
         "embedding_length": shape.hidden,
-        "feed_forward_length": shape.dense_size or shape.expert_size,
+        "feed_forward_length": shape.dense_size or shape.beside_size or shape.expert_size,
         "expert_feed_forward_length": shape.expert_size,
         "expert_count": shape.n_experts,
         "expert_used_count": shape.n_experts_used,
@@ -76,6 +79,20 @@ def _attention(shape: Preset) -> Values:
             values["attention.value_length"] = shape.head_size
     if shape.window:
         values["attention.sliding_window"] = shape.window
+    if (whole := shape.whole) is not None:
+        sees_all = [shape.ends_period(layer, WINDOW_PERIOD) for layer in range(shape.n_layers)]
+        counts = [whole.n_kv_heads if wide else shape.n_kv_heads for wide in sees_all]
+        values |= {
+            "attention.head_count_kv": counts,
+            "attention.sliding_window_pattern": [not wide for wide in sees_all],
+            **dict.fromkeys(("attention.key_length", "attention.value_length"), whole.head_size),
+            "attention.key_length_swa": shape.head_size,
+            "attention.value_length_swa": shape.head_size,
+            "rope.dimension_count": whole.head_size,
+            "rope.dimension_count_swa": shape.head_size,
+            "rope.freq_base_swa": WINDOW_BASE,
+            "final_logit_softcapping": LOGIT_CAP,
+        }
     few = ("olmoe", "llama", "gpt-oss")
     values["attention.layer_norm_rms_epsilon"] = 1e-5 if shape.architecture in few else 1e-6
     return values | {"rope.freq_base": shape.rope_base}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vkmoe.bench.shapes import SIZES, DeltaSizes, LatentSizes, ModelSizes
+from vkmoe.bench.shapes import SIZES, DeltaSizes, LatentSizes, ModelSizes, WholeSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,12 @@ class Preset(ModelSizes):
     n_dense_layers: int = 0
     yarn: float = 1.0  # the factor by which the context was stretched
     n_ahead_layers: int = 0  # behind the others, to guess tokens with
+    tied: bool = False  # the output matrix is that of the embeddings
+
+    def ends_period(self, layer: int, period: int) -> bool:
+        """Say whether a layer is the last of so many, or of all where there are fewer."""
+        period = min(period, self.n_layers)
+        return layer % period == period - 1
 
 
 def _known(name: str, n_layers: int, context: int, rope_base: float, **more: Any) -> Preset:
@@ -54,6 +60,13 @@ PRESETS = {
         delta=DeltaSizes(2, 4, 64, 4),
         n_ahead_layers=1,
     ),
+    "tiny-gemma4": _tiny(
+        *(4, 2, 64, "gemma4"),
+        beside_size=512,
+        window=32,
+        whole=WholeSizes(1, 128),
+        tied=True,
+    ),
     "olmoe-1b-7b": _known("olmoe-1b-7b", 16, 4096, 1e4),
     "qwen3-30b-a3b": _known("qwen3-30b-a3b", 48, 40960, 1e6),
     "mixtral-8x7b": _known("mixtral-8x7b", 32, 32768, 1e6),
@@ -67,4 +80,5 @@ PRESETS = {
         yarn=40.0,
     ),
     "qwen3.6-35b-a3b": _known("qwen3.6-35b-a3b", 40, 262144, 1e7, n_ahead_layers=1),
+    "gemma-4-26b-a4b": _known("gemma-4-26b-a4b", 30, 262144, 1e6, tied=True),
 }

@@ -41,6 +41,14 @@ class DeltaSizes:
 
 
 @dataclass(frozen=True)
+class WholeSizes:
+    """Holds KV heads of the layers that see everything, where they differ from windowed ones."""
+
+    n_kv_heads: int
+    head_size: int  # of queries too
+
+
+@dataclass(frozen=True)
 class ModelSizes:
     """Holds the published numbers that decide how large a model's matrices are."""
 
@@ -54,9 +62,11 @@ class ModelSizes:
     n_tokens: int  # of the vocabulary
     architecture: str = "qwen3moe"
     shared_size: int = 0  # of all shared experts together
+    beside_size: int = 0  # of a dense block beside the experts
     window: int = 0
     latent: LatentSizes | None = None
     delta: DeltaSizes | None = None
+    whole: WholeSizes | None = None
 
 
 SIZES = {
@@ -74,6 +84,12 @@ SIZES = {
         *(2048, 16, 2, 256, 256, 8, 512, 248320, "qwen35moe", 512),
         delta=DeltaSizes(16, 32, 128, 4),
     ),
+    "gemma-4-26b-a4b": ModelSizes(
+        *(2816, 16, 8, 256, 128, 8, 704, 262144, "gemma4"),
+        beside_size=2112,
+        window=1024,
+        whole=WholeSizes(2, 512),
+    ),
 }
 ROTARY_SHARE = {"qwen35moe": 4}  # of heads: one in so many dimensions turns
 
@@ -87,6 +103,10 @@ _KINDS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "gpt-oss": ({"sinks": True}, {"biases": True, "activation": "swiglu_oai"}),
     "deepseek2": ({}, {"renormalise": False}),
     "qwen35moe": ({"qk_norm": "per_head", "gated": True}, {"shared_gate": True}),
+    "gemma4": (
+        {"qk_norm": "per_head", "value_norm": True, "scale": 1.0},
+        {"activation": "geglu", "output_scales": True},
+    ),
 }
 
 
@@ -105,6 +125,10 @@ def _shapes(name: str, model: ModelSizes) -> KernelShapes:
         rope = RopeSpec(model.head_size // share, style=style)
         full = AttentionSpec(heads, model.n_kv_heads, model.head_size, rope, **of_attention)
         mixers = tuple(replace(full, window=window) for window in sorted({0, model.window}))
+        if (whole := model.whole) is not None:
+            n_kv, size = whole.n_kv_heads, whole.head_size
+            wide = replace(full, n_kv_heads=n_kv, head_dim=size, rope=RopeSpec(size, style=style))
+            mixers = replace(full, window=model.window), wide
     if (delta := model.delta) is not None:
         heads_of = delta.n_key_heads, delta.n_heads, delta.head_size
         mixers = (*mixers, DeltaNetSpec(*heads_of, delta.n_taps, tiled=True))
@@ -113,6 +137,7 @@ def _shapes(name: str, model: ModelSizes) -> KernelShapes:
         model.n_experts_used,
         model.expert_size,
         shared_width=model.shared_size,
+        beside_width=model.beside_size,
         **of_experts,
     )
     return KernelShapes(name, model.hidden, model.n_tokens, mixers, experts)

@@ -151,7 +151,8 @@ def kernels(
     Shapes are those of one model, and of another for kernels that it has no use for. That takes
     minutes on CPU cores; --quick runs Q4_K alone (of a file its own types), without large matrices.
     Models: olmoe-1b-7b, qwen3-30b-a3b, mixtral-8x7b, qwen1.5-moe-a2.7b, gpt-oss-20b,
-    gpt-oss-120b, deepseek-v2-lite, qwen3.6-35b-a3b; and tiny, which only tries whether it runs.
+    gpt-oss-120b, deepseek-v2-lite, qwen3.6-35b-a3b, gemma-4-26b-a4b; and tiny, which only tries
+    whether it runs.
     """
     from vkmoe.bench.kernels import KernelChoice, run
 

@@ -18,7 +18,7 @@ class KernelShapes:
     name: str
     width: int
     n_vocab: int
-    mixers: tuple[Mixer, ...]  # all have matrices of the same sizes
+    mixers: tuple[Mixer, ...]  # matrices are those of the first
     experts: ExpertSpec
     contexts: tuple[int, ...] = (512, 4096)
     types: frozenset[tuple[str, str]] = frozenset()  # role and type of its matrices; empty: any

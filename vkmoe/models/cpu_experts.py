@@ -24,6 +24,7 @@ from vkmoe.kernels.matmul.operations import (
 )
 from vkmoe.kernels.norms.operations import NormInput, NormOutput
 from vkmoe.kernels.prompt_experts.operations import (
+    Combining,
     PairTiles,
     RoutedRows,
     clear_done,
@@ -147,8 +148,8 @@ class CpuExperts:
         x, activation = row_parts(tensors.handed.x), self._activation(moe_layer)
         expert_matmul_gate_up(op.named("gate/up"), experts, x, act, activation)
         expert_matmul_down(op.named("down"), experts, act, tensors.expert_out)
-        combined, out = op.named("combine"), tensors.expert_out
-        combine_rows(combined, tiles, out, tensors.sums, partial=True, picks=picks)
+        combined, how = op.named("combine"), Combining(partial=True, picks=picks)
+        combine_rows(combined, tiles, tensors.expert_out, tensors.sums, how)
 
     def _activation(self, moe_layer: int) -> Activation:
         spec = self.tensors.spec

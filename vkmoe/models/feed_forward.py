@@ -40,6 +40,7 @@ from vkmoe.kernels.norms.operations import (
     rms_norm,
 )
 from vkmoe.kernels.prompt_experts.operations import (
+    Combining,
     PairTiles,
     SharedRows,
     bring_experts,
@@ -47,7 +48,7 @@ from vkmoe.kernels.prompt_experts.operations import (
     combine_rows,
     expert_tiles,
 )
-from vkmoe.kernels.router.operations import Landing, RouterTensors, router_topk
+from vkmoe.kernels.router.operations import ExpertNumbers, Landing, RouterTensors, router_topk
 from vkmoe.models.weights import BlockWeights, FeedForwardWeights, ModelWeights
 from vkmoe.models.workspace import Workspace, router_shape
 from vkmoe.modes import RESIDENT, ExpertMode
@@ -164,8 +165,8 @@ class FeedForwardBlock:
             self._append_routed(op, layer.block, tiles, moe_layer, activation)
         if layer.block.on_device or shared is not None:
             op.mark("combine")
-            combined, adds = op.named("combine"), into.adds
-            combine_rows(combined, tiles, out, into.hidden, shared, on_cpu, picks, adds=adds)
+            how = Combining(partial=on_cpu, picks=picks, adds=into.adds)
+            combine_rows(op.named("combine"), tiles, out, into.hidden, how, shared)
             into = replace(into, adds=True)
         if on_cpu:
             self._join(op, into)
@@ -349,8 +350,7 @@ class FeedForwardBlock:
             RouterTensors(space.router_logits, space.params, space.routing, log),
             self.weights.expert_table,
             Landing(len(self.weights.moe_layers), n_places, self.mode.gathers),
-            selection_bias=layer.selection_bias,
-            output_scales=layer.output_scales,
+            ExpertNumbers(layer.selection_bias, layer.output_scales),
         )
 
     def _gather(self, op: OpContext, block: BlockWeights, moe_layer: int) -> ExpertBlock:

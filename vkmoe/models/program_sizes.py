@@ -67,9 +67,10 @@ def _largest_context(config: EngineConfig, spec: ModelSpec, n_bytes: int) -> int
     few = Kept(4, kv_types(config, spec))  # rows of as many positions fill whole words of 16 bytes
     found = [n_bytes]
     for mixer in spec.mixers:
-        if isinstance(mixer, DeltaNetSpec):
+        sizes = state_bytes(mixer, few)
+        if isinstance(mixer, DeltaNetSpec) or not sizes:
             continue
-        n_tokens = n_bytes * few.n_positions // max(state_bytes(mixer, few))
+        n_tokens = n_bytes * few.n_positions // max(sizes)
         if not 0 < ring_of(mixer, margin(config)) <= n_tokens:
             found.append(n_tokens)
     return min(found)

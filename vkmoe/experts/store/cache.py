@@ -194,9 +194,9 @@ class ExpertCache:
         Returns False, with nothing done, where some expert is in no memory.
         """
         if pool.is_whole:
-            residency, wait = self.residency, self._ways.wait
-            parts = residency, self._tier, pool, self._uploads, wait, self._written
-            self._exchange = Exchange(*parts)
+            residency, uploads, wait = self.residency, self._uploads, self._ways.wait
+            exchange = Exchange(residency, self._tier, pool, uploads, wait, self._written)
+            self._exchange = exchange
         return pool.is_whole
 
     def begin(self, first: bool = True) -> int:

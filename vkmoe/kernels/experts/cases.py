@@ -263,7 +263,8 @@ def _down_works(setup: Setup) -> Iterator[Work]:
 
 
 def _uses_of_model(setup: Setup) -> Iterator[tuple[str, Use, int]]:
-    """Yield name, slots and inner width of the experts a family gets: routed, kept, shared."""
+    """Yield name, slots and inner width of what a family gets: experts that are routed, kept or
+    shared, and a dense block beside them."""
     experts, n_used = setup.shapes.experts, setup.shapes.experts.n_used
     keeps = setup.variant.family.endswith("_keep")
     kept = tuple(range(n_used)) if keeps else None
@@ -271,6 +272,8 @@ def _uses_of_model(setup: Setup) -> Iterator[tuple[str, Use, int]]:
     if experts.shared_width and not keeps:
         slot = n_used if experts.shared_gate else None
         yield "shared ", Use(1, 1, routed=False, weight_slot=slot), experts.shared_width
+    if experts.beside_width and not keeps:
+        yield "beside ", Use(1, 1, routed=False), experts.beside_width
 
 
 FAMILIES = {

@@ -206,11 +206,8 @@ def expert_gate_up(
 ) -> None:
     """Append act[rank] = f(gate @ norm(x), up @ norm(x)) for the used experts, or the fixed span.
 
-    Without `norm` x is taken as it is.
-
-    Of each row of the batch. f(g, u) is silu(g) * u, with "swiglu_oai" that of gpt-oss, with
-    "geglu" gelu(g) * u; biases, if any, are added before. One dispatch, or two when gate and up
-    have different types.
+    Of each row of the batch; without `norm` x is taken as it is. f(g, u) is silu(g) * u, with
+    "swiglu_oai" that of gpt-oss, with "geglu" gelu(g) * u; biases, if any, are added before.
     """
     spec, n_used = EXPERT_GATE_UP_KEEP if experts.landing else EXPERT_GATE_UP, experts.n_used
     for matrix, which in gate_up_passes(experts.shape):

@@ -26,6 +26,7 @@ from vkmoe.kernels.prompt_experts import twins
 from vkmoe.kernels.prompt_experts.operations import (
     N_HALVES,
     BroughtPlaces,
+    Combining,
     PairTiles,
     RoutedRows,
     SharedRows,
@@ -290,7 +291,8 @@ class CombineCase(KernelCase):
         rows = None if self.shared is None else SharedRows(shared_ref, self.shared)
         op = OpContext(program, self.tuning, "combine", n_rows=n_rows)
         tiles = PairTiles(routed, columns=1)
-        combine_rows(op, tiles, out_ref, hidden_ref, rows, self.partial, self.picks, self.adds)
+        how = Combining(self.partial, self.picks, self.adds)
+        combine_rows(op, tiles, out_ref, hidden_ref, how, rows)
         done = np.zeros(tiles.done.n_words, np.uint32)
         done[self.rows.chosen[self.rows.taken(self.picks)]] = 1
         if self.partial:

@@ -259,22 +259,35 @@ class SharedRows(NamedTuple):
         return shared_weight_word(shape.n_used) if self.gated else NO_WORD
 
 
+class Combining(NamedTuple):
+    """Says which results of experts are added up, and where to."""
+
+    partial: bool = False  # one that is not done is left out: another device computes it
+    picks: bool = False  # for the rows that want logits alone
+    adds: bool = True  # to what the rows are; else in its place
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return them as kernels name them."""
+        return {name: int(value) for name, value in self._asdict().items()}
+
+
+ALL_ADDED = Combining()
+
+
 def combine_rows(
     op: OpContext,
     tiles: PairTiles,
     expert_out: TensorRef,
     hidden: TensorRef,
+    how: Combining = ALL_ADDED,
     shared: SharedRows | None = None,
-    partial: bool = False,
-    picks: bool = False,
-    adds: bool = True,
 ) -> None:
     """Append hidden[row] += sum of weight * expert_out[pair] by rising rank, then the shared one's.
 
     expert_out is f32 [n_rows * n_used][width], hidden f32 [n_rows][width]; rows that are not in use
-    stay what they are, and one of whose experts some is not done becomes NaN; `partial`: such an
-    expert is left out, for another device computes it. A shared expert's weight is 1 if it is not
-    gated. `picks`: for the rows that want logits alone. Unless `adds`, = in place of +=.
+    stay what they are. One of whose experts some is not done becomes NaN, unless it is combined in
+    part. A shared expert's weight is 1 if it is not gated.
     """
     routed = tiles.routed
     row_vec4s = expert_out.n_words // routed.n_pairs // 4
@@ -284,9 +297,10 @@ def combine_rows(
             "combine_rows",
             {
                 **routed.numbers,
+                **how.numbers,
                 "workgroup_size": _COMBINE_LANES,
-                **{"shared": int(shared is not None), "partial": int(partial), "adds": int(adds)},
-                **{"picks": int(picks), "row_vec4s": row_vec4s},
+                "shared": int(shared is not None),
+                "row_vec4s": row_vec4s,
                 "weight_word": shared.weight_word(routed.shape) if shared else NO_WORD,
             },
             {

@@ -21,6 +21,7 @@ from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
 from vkmoe.kernels.inputs import normal
 from vkmoe.kernels.router import twins
 from vkmoe.kernels.router.operations import (
+    ExpertNumbers,
     Landing,
     RouterShape,
     RouterTensors,
@@ -68,6 +69,7 @@ class RouterCase(RowCase):
         log = RoutingLog(N_LAYERS, shape.n_used, batch.n_rows)
         routing = batch.tensor("routing", routing_words(shape))
         logits = batch.tensor("logits", shape.n_logits + 2)
+        given = self.bias, self.output_scales
         router_topk(
             op,
             shape,
@@ -75,8 +77,7 @@ class RouterCase(RowCase):
             RouterTensors(logits, batch.params_ref, routing, log),
             memory_range(address, entries.nbytes),
             Landing(N_LAYERS, self.n_landing, self.gather),
-            selection_bias=0 if self.bias is None else runner.place(self.bias),
-            output_scales=0 if self.output_scales is None else runner.place(self.output_scales),
+            ExpertNumbers(*(0 if each is None else runner.place(each) for each in given)),
         )
         random = [self.random_logits(row) for row in ALL]
         drawn = self.logits or [one.round() if row % 2 else one for row, one in enumerate(random)]

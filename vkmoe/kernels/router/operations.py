@@ -183,6 +183,19 @@ class RouterTensors(NamedTuple):
         }
 
 
+class ExpertNumbers(NamedTuple):
+    """Holds addresses of a number for each expert, f32 [n_experts]; 0: there are none."""
+
+    selection_bias: int = 0  # added to scores, to choose by
+    output_scales: int = 0  # what experts give is multiplied by them
+
+    def ranges(self, n_experts: int) -> tuple[Range, ...]:
+        return tuple(memory_range(address, 4 * n_experts) for address in self if address)
+
+
+NO_NUMBERS = ExpertNumbers()
+
+
 def router_topk(
     op: OpContext,
     shape: RouterShape,
@@ -190,16 +203,14 @@ def router_topk(
     tensors: RouterTensors,
     table: Range,
     landing: Landing,
-    *,
-    selection_bias: int = 0,
-    output_scales: int = 0,
+    numbers: ExpertNumbers = NO_NUMBERS,
 ) -> None:
     """Append routing = n_used experts of largest logit, weights, addresses, partners; log = ids.
 
-    Of each row of the batch; only experts of the one that `params` names may land. With the address
-    `selection_bias` of f32 [n_experts] they are those of largest score + bias, while weights are
-    made of scores alone (DeepSeek-V3, arXiv:2412.19437, eq. 16). With the address `output_scales`
-    of f32 [n_experts], of what experts give, each weight is multiplied by its expert's at last.
+    Of each row of the batch; only experts of the one that `params` names may land. With a selection
+    bias they are those of largest score + bias, while weights are made of scores alone
+    (DeepSeek-V3, arXiv:2412.19437, eq. 16). Each weight is at last multiplied by its expert's
+    output scale, if there are any.
     `table` is the memory of the expert tables, uvec2 [n_layers][n_experts] each and the `landing`
     places behind, of which the one named in `params` is read. `layer` counts MoE layers as the
     table and the log do.
@@ -207,8 +218,6 @@ def router_topk(
     n_entries = landing.n_layers * (shape.n_experts + landing.n_places)
     assert op.n_rows <= tensors.log.n_tokens
     assert layer < landing.n_layers and 8 * n_entries <= table.end - table.start
-    vectors = (address for address in (selection_bias, output_scales) if address)
-    read = (memory_range(address, 4 * shape.n_experts) for address in vectors)
     op.append(
         ROUTER_TOPK.dispatch(
             f"router_topk{op.tuning.reduce_suffix}",
@@ -217,14 +226,13 @@ def router_topk(
                 **vars(shape),
                 **tensors.numbers(layer),
                 **landing.numbers(layer, shape.n_experts),
-                "selection_bias": selection_bias,
-                "output_scales": output_scales,
+                **numbers._asdict(),
                 "layer": layer,
                 "flags": shape.flags | GATHER * landing.gather,
             },
             tensors.bound(shape, layer, op.n_rows),
             (1, 1, op.n_rows),
             op.label,
-            reads=(table, *read),
+            reads=(table, *numbers.ranges(shape.n_experts)),
         )
     )

@@ -1,1 +1,1 @@
-"""Reads the description of a model from its file: one module per architecture, differences only."""
+"""Reads the description of a model from its file: a module for each family, differences only."""

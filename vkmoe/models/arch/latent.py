@@ -1,7 +1,8 @@
-"""Reads DeepSeek-V2 and V3: multi-head latent attention, leading dense layers, shared experts, and
-routed ones chosen within groups, by softmax (V2) or by sigmoid and a bias (V3).
+"""Reads models with multi-head latent attention: DeepSeek-V2, V3 and V3.2, GLM-5, Mistral 4.
 
-DeepSeek-V2: arXiv:2405.04434; V3: arXiv:2412.19437.
+They have leading dense layers, shared experts, and routed ones chosen within groups, by softmax or
+by sigmoid and a bias. DeepSeek-V2: arXiv:2405.04434; V3: arXiv:2412.19437. Where attention becomes
+another one behind some position, the context ends there.
 """
 
 from __future__ import annotations
@@ -20,15 +21,51 @@ from vkmoe.models.metadata import Metadata
 from vkmoe.models.rope import read_rope
 
 BLOCK = 32  # rows of matrices are whole blocks
+GROWS, STEP = "attention.temperature_scale", "attention.temperature_length"  # of queries
 
 
-def read_spec(file: GgufFile) -> ModelSpec:
+def read_deepseek2(file: GgufFile) -> ModelSpec:
     """Read the spec of a deepseek2 file."""
     metadata = Metadata(file)
-    return latent_spec(metadata, latent_attention(metadata))
+    return _latent_spec(metadata, _latent_attention(metadata))
 
 
-def latent_spec(metadata: Metadata, latent: LatentSpec) -> ModelSpec:
+def read_deepseek32(file: GgufFile) -> ModelSpec:
+    """Read the spec of a deepseek32 or glm-dsa file: DeepSeek-V3's layers, with an indexer.
+
+    It chooses all positions up to a number that a file has, and attention is then V3's. So the
+    indexer's tensors are not used. In GLM-5.2 some layers have no indexer.
+    """
+    metadata = Metadata(file)
+    n_chosen = metadata.size("attention.indexer.top_k")
+    # What an indexer computes, in which layers, and sections that text has alike.
+    metadata.ignore(*(f"attention.indexer.{key}" for key in ("head_count", "key_length", "types")))
+    metadata.ignore("rope.dimension_sections")
+    latent = replace(_latent_attention(metadata), indexer=True)
+    why = "beyond them its indexer leaves positions out, which vkmoe does not do"
+    return common.limited(_latent_spec(metadata, latent), n_chosen, why)
+
+
+def read_mistral4(file: GgufFile) -> ModelSpec:
+    """Read the spec of a mistral4 file, whose queries grow with their position.
+
+    They do so in steps of so many positions; within the first one they do not.
+    """
+    metadata = Metadata(file)
+    grows = metadata.not_negative(GROWS, 0.0)
+    step = metadata.size(STEP) if grows else metadata.count(STEP, 1 << 24)
+    spec = _latent_spec(metadata, _latent_attention(metadata))
+    experts = spec.experts
+    if experts is not None and experts.n_groups > 1 and experts.gating == "softmax":
+        raise UnsupportedModelError(
+            f"{file.path}: {metadata.prefix}expert_group_count is {experts.n_groups}",
+            f"for {metadata.prefix[:-1]} vkmoe knows one group of all experts",
+        )
+    why = "beyond them its queries grow, which vkmoe does not do"
+    return common.limited(spec, step, why) if grows else spec
+
+
+def _latent_spec(metadata: Metadata, latent: LatentSpec) -> ModelSpec:
     """Read all but the attention, which is alike in all layers. Call it last."""
     file = metadata.file
     n_all = metadata.n_layers
@@ -43,7 +80,7 @@ def latent_spec(metadata: Metadata, latent: LatentSpec) -> ModelSpec:
     return common.model_spec(metadata, [latent] * n_all, blocks, n_ahead)
 
 
-def latent_attention(metadata: Metadata) -> LatentSpec:
+def _latent_attention(metadata: Metadata) -> LatentSpec:
     """Read the heads. Newer files describe the cached row as one head under the old names."""
     n_heads = metadata.size("attention.head_count", largest=common.MAX_HEADS)
     rope_dim = metadata.size("rope.dimension_count", largest=MAX_ROPE_DIM)
