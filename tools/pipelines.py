@@ -28,11 +28,15 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
-from vkmoe.kernels.attention.cases import CACHES
+from vkmoe.gpu.token_io import param_words
+from vkmoe.kernels.attention.cases import CACHES, hunyuan_shape
+from vkmoe.kernels.attention.operations import AttentionTensors, KvCache, attention
+from vkmoe.kernels.attention.shapes import choose_split
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.layer_inputs.operations import gate_inputs
 from vkmoe.kernels.matvec.operations import Matrix
 from vkmoe.kernels.norms.operations import rms_norm
+from vkmoe.kernels.prompt_attention.operations import append_rows
 from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes
@@ -170,15 +174,31 @@ def _beside_cpu(weights: ModelWeights) -> ModelWeights:
 
 
 def _other_kernels(tuning: Tuning) -> Program:
-    """Append what these programs lack: norms of compressed queries, a link's measure, and inputs
-    of layers.
+    """Append what these programs lack: norms of compressed queries, a link's measure, inputs of
+    layers, and the heads of Hunyuan-A13B.
     """
     program, width = Program("others"), 1536
     x, y, op = TensorRef("x", width), TensorRef("y", width), OpContext(program, tuning)
     rms_norm(op, x, y, width, 1 << 32, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
     gate_inputs(op, x, y, 0, width)
+    for kv_types in CACHES:
+        _hunyuan_heads(op, kv_types)
     return program
+
+
+def _hunyuan_heads(op: OpContext, kv_types: KvTypes) -> None:
+    """Append what makes the queries and rows of caches of a token, and of a prompt."""
+    sizes = {"n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "rotary_dim": 128}
+    shape = hunyuan_shape(**sizes, context=SURE_CTX_SIZE, kv_types=kv_types)
+    memory, split = _Memory(), choose_split(shape, op.tuning)
+    places = *shape.cache_bytes, shape.rope_bytes, *(4 * width for width in shape.gain_widths)
+    cache = KvCache(*map(memory.take, places))
+    qkv, params = TensorRef("qkv", shape.qkv_width), TensorRef("params", param_words(op.n_rows))
+    out = TensorRef("out", shape.n_heads * shape.head_dim)
+    partials = TensorRef("partials", split.partials_words(shape))
+    attention(op, shape, split, cache, qkv, AttentionTensors(params, partials, out))
+    append_rows(op, shape, cache, qkv, params)
 
 
 # ----- a model without a file -----

@@ -20,6 +20,7 @@ from vkmoe.kernels.attention.cases import (
     AttentionCase,
     deepseek2_shape,
     gemma4_shape,
+    hunyuan_shape,
     qwen3_shape,
     wide_shape,
 )
@@ -73,6 +74,10 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "gemma4, another's caches": gemma4_shape(n_heads=6, n_kv_heads=1, appends=False),
     "gemma4, 96": gemma4_shape(head_dim=96, rotary_dim=96, kv_types=both("f32")),
     "gemma4, q8_0": gemma4_shape(n_heads=4, kv_types=KvTypes("f16", "q8_0"), norm="none"),
+    "hunyuan, 96": hunyuan_shape(head_dim=96, rotary_dim=96, kv_types=both("f32")),
+    "hunyuan, partial pairs, q8_0": hunyuan_shape(
+        n_heads=6, rotary_dim=48, rope_style="normal", kv_types=both("q8_0")
+    ),
     "64 + 32": deepseek2_shape(),
     "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
     "56 + 24, q8_0": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q8_0"),

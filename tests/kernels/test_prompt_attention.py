@@ -21,6 +21,7 @@ from vkmoe.kernels.attention.cases import (
     deepseek2_shape,
     gemma4_shape,
     gpt_oss_shape,
+    hunyuan_shape,
     qwen3_shape,
     wide_shape,
 )
@@ -77,6 +78,10 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
         head_dim=80,
         rotary_dim=80,
         kv_types=KvTypes("f16", "q8_0"),
+    ),
+    "hunyuan": hunyuan_shape(),
+    "hunyuan, partial pairs, q8_0": hunyuan_shape(
+        n_heads=6, rotary_dim=48, rope_style="normal", kv_types=both("q8_0")
     ),
     "512": wide_shape(),
     "512, f32, without norms": wide_shape(norm="none", rotary_dim=512, kv_types=both("f32")),

@@ -22,6 +22,7 @@ from vkmoe.kernels.attention.cases import (
     deepseek2_shape,
     gemma4_shape,
     gpt_oss_shape,
+    hunyuan_shape,
     qwen3_shape,
     wide_shape,
 )
@@ -133,6 +134,7 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "window": gpt_oss_shape(context=CONTEXT, kv_types=both("f32"), sinks=False),
     "full width": qwen3_shape(context=CONTEXT, norm="full_width", n_heads=4),
     "512 dims": wide_shape(context=CONTEXT, window=50),
+    "gains behind": hunyuan_shape(context=CONTEXT),
     "normed values": gemma4_shape(context=CONTEXT),
     "another's caches": gemma4_shape(context=CONTEXT, appends=False),
     "latent": deepseek2_shape(context=CONTEXT),

@@ -78,6 +78,11 @@ def gemma4_shape(**changes: object) -> AttentionShape:
     return qwen3_shape(**{**gemma4, **changes})
 
 
+def hunyuan_shape(**changes: object) -> AttentionShape:
+    """Make small heads with the norms of Hunyuan-A13B, whose gains are behind the rotation."""
+    return qwen3_shape(**{"norm": "per_head_turned", **changes})
+
+
 def wide_shape(**changes: object) -> AttentionShape:
     """Make heads as wide as those of Gemma 4 that see everything: few dims of 512 turn."""
     wide = {"head_dim": 512, "rotary_dim": 128, "scale": 512**-0.5}
@@ -169,7 +174,7 @@ CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))
 # Gains behind RoPE; and the widest heads: with and without norms and windows, all dims turning or
 # some.
 OTHER_SHAPES = (
-    qwen3_shape(norm="per_head_turned", rotary_dim=48, head_dim=72),
+    hunyuan_shape(rotary_dim=48, head_dim=72),
     wide_shape(),
     wide_shape(kv_types=both("f32"), norm="none", window=50, rotary_dim=512),
     wide_shape(kv_types=both("q8_0"), window=50),
