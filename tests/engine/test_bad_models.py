@@ -138,7 +138,7 @@ def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
         ("blk.0.attn_q.weight", (64, 128)),
         ("blk.0.attn_q.weight", (128 * 64,)),
         ("blk.1.ffn_up_exps.weight", (8 * 32, 64)),
-        ("blk.0.attn_norm.weight", (1, 64)),
+        ("blk.0.attn_norm.weight", (2, 32)),
         ("output_norm.weight", (32,)),
     ],
 )

@@ -14,7 +14,7 @@ from tools.pipelines import MODELS, Described
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.variants import choose
 from vkmoe.errors import OutOfMemoryError, UsageError
-from vkmoe.facts import DeltaNetSpec, LatentSpec, LayerSpec
+from vkmoe.facts import DeltaNetSpec, LatentSpec, LayerSpec, MemoryPlan
 from vkmoe.models import ModelFile
 from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.forecast.device_profiles import DeviceProfile, known_profiles, read_profile
@@ -79,8 +79,7 @@ def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str
     assert on_device <= device_budget(info, free)
     assert made.total("host") + (on_device if info.is_uma else 0) <= free
     (cache,) = (line for line in made.lines if line.item.startswith("KV cache"))
-    numbers = (cached_numbers(layer, made.first_positions) for layer in model.spec.layers)
-    half_bytes = 2 * sum(numbers)
+    half_bytes = 2 * sum(cached_numbers(layer, made) for layer in model.spec.layers)
     wanted = half_bytes * {"f16": 1, "f32": 2}[made.kv_types.keys]
     wanted += sum(state_bytes(layer, made.n_versions) for layer in model.spec.layers)
     rounding = GRANULARITY * len(model.spec.layers)
@@ -88,14 +87,14 @@ def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str
     assert made.first_positions <= made.ctx_size <= model.spec.context_length
 
 
-def cached_numbers(layer: LayerSpec, n_positions: int) -> int:
-    """What a layer caches of so many positions: those of its window and a chunk of 512, if any."""
-    mixer = layer.mixer
+def cached_numbers(layer: LayerSpec, made: MemoryPlan) -> int:
+    """What a layer caches of all positions, or of those of its window and of a chunk."""
+    mixer, n_positions = layer.mixer, made.first_positions
     if isinstance(mixer, DeltaNetSpec):
         return 0
     if isinstance(mixer, LatentSpec):
         return n_positions * mixer.row
-    n_places = min(n_positions, mixer.window + 512) if mixer.window else n_positions
+    n_places = min(n_positions, mixer.window + made.chunk_rows) if mixer.window else n_positions
     return n_places * 2 * mixer.kv_width
 
 

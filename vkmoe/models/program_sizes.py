@@ -71,25 +71,25 @@ def _largest_context(config: EngineConfig, spec: ModelSpec, n_bytes: int) -> int
         if isinstance(mixer, DeltaNetSpec) or not sizes:
             continue
         n_tokens = n_bytes * few.n_positions // max(sizes)
-        if not 0 < ring_of(mixer, margin(config)) <= n_tokens:
+        if not 0 < ring_of(mixer, _margin(config.ubatch_size or GPU_UBATCH)) <= n_tokens:
             found.append(n_tokens)
     return min(found)
 
 
-def kept(config: EngineConfig, spec: ModelSpec, n_positions: int) -> Kept:
-    """Say what layers keep of sequences with so many positions."""
+def kept(config: EngineConfig, spec: ModelSpec, n_positions: int, n_rows: int) -> Kept:
+    """Say what layers keep of sequences with so many positions, and chunks of so many rows."""
     versions = max(FEW_VERSIONS, 1 + config.n_guesses)
     if config.draft == "lookup":
         versions = DRAFT_VERSIONS
-    return Kept(n_positions, kv_types(config, spec), versions, margin(config))
+    return Kept(n_positions, kv_types(config, spec), versions, _margin(n_rows))
 
 
-def margin(config: EngineConfig) -> int:
+def _margin(n_rows: int) -> int:
     """Return how many positions layers with a window keep beside those that it sees.
 
     They are the rows of a batch, and those by which a text goes back without a copy.
     """
-    return max(config.ubatch_size or GPU_UBATCH, FEW_ROWS[-1])
+    return max(n_rows, FEW_ROWS[-1])
 
 
 def n_state_copies(n_bytes: int) -> int:
@@ -147,7 +147,7 @@ def workspace_of(
 
     `shares`: another device computes experts. Raises UsageError where the device cannot bind it.
     """
-    kernels = mixer_kernels(spec, kept(config, spec, sure_context(config, spec)), tuning)
+    kernels = mixer_kernels(spec, kept(config, spec, sure_context(config, spec), n_rows), tuning)
     workspace = Workspace(spec, tuning, kernels, row_sizes(config, device, n_rows), shares)
     largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)
     if largest.n_bytes > (most := device.limits.max_storage_buffer_range):

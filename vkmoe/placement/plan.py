@@ -33,7 +33,7 @@ from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
 from vkmoe.gpu.transfer import N_LANES, STAGING_BYTES
 from vkmoe.kernels.handover.operations import HANDED, JOINED
-from vkmoe.models.kept import copied_bytes, largest_cache
+from vkmoe.models.kept import Kept, copied_bytes, largest_cache
 from vkmoe.models.kv_caches import cache_layouts, growth_bytes
 from vkmoe.models.program_sizes import (
     CONTEXT_STEP,
@@ -42,7 +42,6 @@ from vkmoe.models.program_sizes import (
     kept,
     kv_types,
     largest_context,
-    margin,
     n_state_copies,
     sure_context,
 )
@@ -163,7 +162,7 @@ class _Planner:
 
     def _base(self, n_positions: int) -> MemoryPlan:
         """Plan all but experts, with so many positions in the KV cache."""
-        config = self.config
+        config, kept = self.config, self._kept(n_positions)
         lines = (*self._trunk_lines(), *self._cache_lines(n_positions), *self._other_lines())
         return MemoryPlan(
             sure_context(config, self.spec),
@@ -172,8 +171,8 @@ class _Planner:
             tuple(line for line in lines if line.n_bytes),
             chunk_rows=self.scratch.rows,
             n_regions=config.parallel,
-            n_versions=kept(config, self.spec, 0).n_versions,
-            margin=margin(config),
+            n_versions=kept.n_versions,
+            margin=kept.margin,
             n_guesses=config.n_guesses,
             n_state_copies=n_state_copies(self._copied_bytes),
             first_positions=n_positions,
@@ -267,7 +266,7 @@ class _Planner:
 
     def _cache_lines(self, n_tokens: int) -> Iterator[Allocation]:
         config, spec, device = self.config, self.spec, self.device
-        room = kept(config, spec, n_tokens)
+        room = self._kept(n_tokens)
         largest = config.parallel * largest_cache(spec, room)
         if largest > chunk_cap(device):
             raise OutOfMemoryError(
@@ -323,7 +322,10 @@ class _Planner:
     def _copied_bytes(self) -> int:
         """Count the bytes of a copy with which a text goes back, where it needs one."""
         n_positions = self.config.ctx_size or self.spec.context_length
-        return copied_bytes(self.spec, kept(self.config, self.spec, n_positions))
+        return copied_bytes(self.spec, self._kept(n_positions))
+
+    def _kept(self, n_positions: int) -> Kept:
+        return kept(self.config, self.spec, n_positions, self.scratch.rows)
 
 
 def _largest(made: MemoryPlan, places: Collection[str]) -> list[Allocation]:
