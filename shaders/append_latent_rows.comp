@@ -42,7 +42,7 @@ layout(push_constant, std430) uniform Push {
 #define N_KV_HEADS 1u
 #define ROTARY_DIM ROPE_DIM
 #define CACHED_DIM (KV_RANK + ROPE_DIM)
-#define PLACES context
+#define RING 0u
 #include "kv_rows.glsl"
 #include "staged_row.glsl"
 #include "attention_rope.glsl"

@@ -25,6 +25,7 @@ layout(constant_id = 6) const uint NORM_MODE = 1u;  // 0 = none, 1 = per head, 2
 layout(constant_id = 7) const uint K_TYPE = 0u; // see kv_types.glsl
 layout(constant_id = 8) const uint V_TYPE = 0u;
 layout(constant_id = 9) const uint VALUE_NORM = 0u; // of v of each kv head, without a gain
+layout(constant_id = 10) const uint RING = 0u; // see kv_types.glsl
 
 layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
 layout(push_constant, std430) uniform Push {
@@ -34,14 +35,12 @@ layout(push_constant, std430) uniform Push {
     uvec2 k_gain;
     uvec2 rope_table;
     uint context;
-    uint places; // of a kv head in a region
     uint n_regions; // of a cache
     uint qkv_pitch;
     float eps;
 };
 
 #define CACHED_DIM HEAD_DIM
-#define PLACES places
 #include "kv_rows.glsl"
 #include "staged_row.glsl"
 #include "attention_rope.glsl"
@@ -149,7 +148,6 @@ void main() {
     if (ROW >= params.n_rows) return;
     const Span span = find_span();
     const uint position = row_position(ROW);
-    begin_ring(position);
     const float factor = span_factor(span);
     if (span.is_query) turn_queries(span, position, factor);
     else append(span, position, factor);

@@ -33,6 +33,7 @@ layout(constant_id = 10) const uint WORKGROUP_HEADS = 8u;
 layout(constant_id = 11) const uint K_TYPE = 0u; // see kv_types.glsl
 layout(constant_id = 12) const uint V_TYPE = 0u;
 layout(constant_id = 13) const uint VALUE_NORM = 0u; // of v of each kv head, without a gain
+layout(constant_id = 14) const uint RING = 0u; // see kv_types.glsl
 
 layout(set = 0, binding = 0, std430) readonly buffer Qkv { float qkv[]; };
 layout(set = 0, binding = 2, std430) writeonly buffer Partials { float partials[]; };
@@ -43,7 +44,6 @@ layout(push_constant, std430) uniform Push {
     uvec2 k_gain;
     uvec2 rope_table;
     uint context;
-    uint places; // of a kv head in a region
     float eps;
     float scale;
     uint window; // positions seen, this one included; 0 = all
@@ -56,7 +56,6 @@ layout(push_constant, std430) uniform Push {
 const uint HEADS_PER_KV = N_HEADS / N_KV_HEADS;
 uint first_qkv; // word at which the row's q begins
 #define CACHED_DIM HEAD_DIM
-#define PLACES places
 #define ROW_DIM HEAD_DIM
 #define VALUE_DIM HEAD_DIM
 #define INPUT_ROWS (WORKGROUP_HEADS + 1u) // query heads and k
@@ -84,7 +83,6 @@ void main() {
     if (start > position) return; // an unused split: attention_combine skips it by the same formula
     const uint end = min(start + length, position + 1u), filled = filled_end(end, position);
     first_qkv = ROW * qkv_pitch;
-    begin_ring(min(seen, filled - 1u)); // what is loaded in place of this token's own row may lie before the window
     const uvec2 keys_at = region_start(K_TYPE, k_cache), values_at = region_start(V_TYPE, v_cache);
 
     find_team();

@@ -56,7 +56,7 @@ layout(push_constant, std430) uniform Push {
 #define V_TYPE K_TYPE
 #define N_KV_HEADS 1u
 #define CACHED_DIM (KV_RANK + ROPE_DIM)
-#define PLACES context
+#define RING 0u
 #define ROW_DIM CACHED_DIM
 #define VALUE_DIM KV_RANK
 #define INPUT_ROWS WORKGROUP_HEADS // query heads; then, in their place, this token's row

@@ -26,6 +26,7 @@ layout(constant_id = 4) const uint N_KV_HEADS = 4u;
 layout(constant_id = 5) const uint WORKGROUP_HEADS = 32u;
 layout(constant_id = 6) const uint K_TYPE = 0u; // see kv_types.glsl; equal where a row is key and value
 layout(constant_id = 7) const uint V_TYPE = 0u;
+layout(constant_id = 8) const uint RING = 0u; // see kv_types.glsl
 
 layout(set = 0, binding = 0, std430) readonly buffer Queries { float queries[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Rest { float rest[]; };
@@ -35,7 +36,6 @@ layout(push_constant, std430) uniform Push {
     uvec2 v_cache;
     uvec2 sinks;
     uint context;
-    uint places; // of a kv head in a region
     uint n_regions; // of a cache
     uint window; // positions seen, a row's own included; 0 = all
     float scale;
@@ -48,7 +48,6 @@ layout(push_constant, std430) uniform Push {
 
 #define COLUMNS WORKGROUP_HEADS // a column is a head of a row
 #define CACHED_DIM ROW_DIM
-#define PLACES places
 #include "kv_rows.glsl"
 
 const uint GROUP = N_HEADS / N_KV_HEADS; // columns of a row that share a kv head
@@ -145,7 +144,6 @@ void main() {
     begin_columns();
     for (uint row = column_row(0u); row < end_row;) {
         const Run run = find_run(row, end_row);
-        begin_ring(run.seen.first);
         walk(run);
         row = run.end;
     }

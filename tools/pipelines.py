@@ -44,7 +44,7 @@ from vkmoe.models import ModelFile, read_spec
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.kept import Kept
 from vkmoe.models.kv_caches import KvAddresses
-from vkmoe.models.program_sizes import FEW_VERSIONS, SURE_CTX_SIZE
+from vkmoe.models.program_sizes import FEW_VERSIONS, GPU_UBATCH, SURE_CTX_SIZE
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors, TrunkTensor, read_tensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.weights import (
@@ -132,7 +132,7 @@ def _program(
     """Build the programs of batches with logits over invented memory, one behind the other."""
     memory, spec = _Memory(), model.spec
     ctx_size = min(spec.context_length, SURE_CTX_SIZE)
-    kernels = mixer_kernels(spec, Kept(ctx_size, kv_types, FEW_VERSIONS), tuning)
+    kernels = mixer_kernels(spec, Kept(ctx_size, kv_types, FEW_VERSIONS, GPU_UBATCH), tuning)
     ropes: dict[RopeSpec | None, int] = {None: 0}
     ropes |= {rope: memory.take(4 * rope.dim * ctx_size) for rope in spec.ropes}
     caches = tuple(

@@ -1,10 +1,10 @@
-// What a region of a KV cache holds, by the cache's type: [N_KV_HEADS][PLACES] rows of CACHED_DIM dims. They are a ring: a position
-// has the row of that number modulo PLACES, which is the context unless layers see a window alone.
+// What a region of a KV cache holds, by the cache's type: [N_KV_HEADS][PLACES] rows of CACHED_DIM dims. Each position has a row,
+// unless layers that see a window alone have a ring of RING places, a power of two: there it has that of its number modulo RING.
 //   f16, f32  the rows, one behind the other.
 //   q8_0      blocks of 32 dims with one scale, as ggml's; the last block of a row may be shorter. First the quants of all rows,
 //             int8; then the scales of all rows, f16 [blocks], of each row whole words. dim = scale * quant.
 // A unit is 8 dims, which a lane loads at once. The host's side: vkmoe/kv_types.py.
-// Needs: address.glsl, CACHED_DIM (whole units), N_KV_HEADS, PLACES, the constants K_TYPE and V_TYPE, the push constant
+// Needs: address.glsl, CACHED_DIM (whole units), N_KV_HEADS, the constants RING, K_TYPE and V_TYPE, the push constants `context` and
 // `n_regions`.
 #include "half.glsl"
 
@@ -22,6 +22,8 @@ uint row_words(uint type) { return CACHED_DIM / word_dims(type); } // without sc
 uint row_bytes(uint type) { return row_words(type) * 4u; }
 uint unit_bytes(uint type) { return 32u / word_dims(type); }
 
+#define PLACES (RING == 0u ? context : RING)
+
 uint scales_at() { return N_KV_HEADS * PLACES * CACHED_DIM; } // bytes from a region's beginning
 
 uint region_bytes(uint type) {
@@ -36,15 +38,7 @@ uvec2 region_address(uint type, uvec2 cache, uint sequence) {
 
 // ----- reading; `row` counts from the region's first -----
 
-uint ring_begin = 0u; // the multiple of PLACES before the first position that is asked for
-
-// Rows are asked for from this position on, fewer than PLACES.
-void begin_ring(uint first) { ring_begin = first / PLACES * PLACES; }
-
-uint cached_row(uint kv_head, uint position) {
-    const uint behind = position - ring_begin;
-    return kv_head * PLACES + (behind < PLACES ? behind : behind - PLACES);
-}
+uint cached_row(uint kv_head, uint position) { return kv_head * PLACES + (RING == 0u ? position : position & (RING - 1u)); }
 
 // One of a unit's 16-byte words.
 uvec4 load_raw(uint type, uvec2 region, uint row, uint unit, uint word) {

@@ -21,8 +21,10 @@ from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
+from vkmoe.facts import AttentionSpec
 from vkmoe.generate.drafts import LookUp
 from vkmoe.llm import LLM, GenerationResult
+from vkmoe.models.kept import ring_of
 
 pytestmark = pytest.mark.usefixtures("one_device")
 CTX_SIZE, N_REGIONS = 160, 3
@@ -134,18 +136,23 @@ def test_a_ring_reaches_as_far_back_as_it_says(name: str) -> None:
             rows = [Row(7 * position % engine.n_vocab, "decode")]
             assert run(engine, 0, position, rows) == run(other, 0, position, rows)
 
-        for n_back in range(1, CHUNK + 4):
+        reach = min(
+            ring_of(mixer, CHUNK) - mixer.window
+            for mixer in engine.spec.mixers
+            if isinstance(mixer, AttentionSpec) and mixer.window
+        )
+        for n_back in range(1, reach + 4):
             n_prompt = CHUNK + n_back
             prompt = [Row(5 * i % engine.n_vocab, "prompt") for i in range(n_prompt)]
             engine.rewind(0, 0)
             for first in range(0, n_prompt, CHUNK):
                 run(engine, 0, first, prompt[first : first + CHUNK])
             alone(other, prompt)
-            end = n_prompt + CHUNK + 2
+            end = n_prompt + reach + 2
             for position in range(n_prompt, end):
                 step(position)
             found = engine.rewind(0, end - n_back)
-            assert found == (end - n_back if n_back <= CHUNK + 1 else n_prompt - 1)
+            assert found == (end - n_back if n_back <= reach + 1 else n_prompt - 1)
             step(other.rewind(0, found))
             assert engine.rewind(0, n_prompt - 1) == n_prompt - 1
             step(other.rewind(0, n_prompt - 1))

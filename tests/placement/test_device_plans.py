@@ -94,7 +94,9 @@ def cached_numbers(layer: LayerSpec, made: MemoryPlan) -> int:
         return 0
     if isinstance(mixer, LatentSpec):
         return n_positions * mixer.row
-    n_places = min(n_positions, mixer.window + made.chunk_rows) if mixer.window else n_positions
+    n_places = n_positions
+    if mixer.window:  # a power of two
+        n_places = min(n_positions, 1 << (mixer.window + made.chunk_rows - 1).bit_length())
     return n_places * 2 * mixer.kv_width
 
 

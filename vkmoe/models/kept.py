@@ -29,7 +29,7 @@ class Kept(NamedTuple):
     n_positions: int
     kv_types: KvTypes
     n_versions: int = 1  # of a recurrent state, behind the last positions
-    margin: int = 0  # positions of a ring beside those that its window sees; 0: there are no rings
+    margin: int = 0  # positions of a ring beside those of its window, at least; 0: no rings
 
     @classmethod
     def by(cls, plan: MemoryPlan, n_positions: int) -> Kept:
@@ -41,9 +41,10 @@ def ring_of(mixer: Mixer, margin: int) -> int:
     """Count the places of a layer's ring; 0: each position has a place of its own.
 
     A batch adds its rows before any of them is read, so the margin is at least that of a batch.
+    They are a power of two, so that kernels find a place by the last bits of a position.
     """
     window = mixer.window if isinstance(mixer, AttentionSpec) else 0
-    return window + margin if window and margin else 0
+    return 1 << (window + margin - 1).bit_length() if window and margin else 0
 
 
 def state_bytes(mixer: Mixer, kept: Kept) -> tuple[int, ...]:
@@ -101,7 +102,7 @@ def _oldest_starts(spec: ModelSpec, kept: Kept, last: int) -> Iterator[int]:
         ring = ring_of(mixer, kept.margin)
         if isinstance(mixer, DeltaNetSpec):
             yield last + 2 - kept.n_versions
-        elif ring and last >= ring:
-            yield last - kept.margin
+        elif isinstance(mixer, AttentionSpec) and ring and last >= ring:
+            yield last - (ring - mixer.window)
         else:
             yield 0

@@ -58,13 +58,11 @@ struct Splits {
         return partials + row * pitch + (head * n + split) * (value_dim + 2);
     }
 
-    Seen seen_at(size_t position) const { return {position, context, window, n}; }
-
     /// The partials of a split of a row of the batch at some position, for the heads from `head` on,
     /// whose queries these are.
     void read(size_t row, size_t position, size_t head, size_t split, const float* queries,
               const Strip& keys, const Strip& values) const {
-        const Seen seen = seen_at(position);
+        const Seen seen(position, context, window, n);
         const size_t start = seen.first + split * seen.length;
         if (start > seen.position) return;  // an unused split
         const size_t length = std::min(start + seen.length, seen.position + 1) - start;
@@ -165,7 +163,7 @@ std::vector<Step> attention(const Call& call) {
     };
     const auto read = [=](size_t row, size_t head, size_t split) {
         const size_t region = heads.place().region(row), position = heads.place().position(row);
-        const Ring ring = heads.ring(head / group, splits.seen_at(position).first);
+        const Ring ring = heads.ring(head / group);
         splits.read(row, position, head, split, query(row, head), {heads.keys(), region, ring},
                     {heads.values(), region, ring});
     };
@@ -199,7 +197,7 @@ std::vector<Step> latent_attention(const Call& call) {
         rows.turn(row, found + rows.kv_rank);
     };
     const auto read = [=](size_t row, size_t head, size_t split) {
-        const Ring ring(rows.place().context, 0, 0);
+        const Ring ring(0, rows.place().context, 0);
         const Strip cached(rows.cache(), rows.place().region(row), ring);
         splits.read(row, rows.place().position(row), head, split, query(row, head), cached, cached);
     };

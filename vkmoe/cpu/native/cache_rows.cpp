@@ -129,7 +129,8 @@ Heads::Heads(const Call& call, size_t n_rows)
     : dim(call.count("head_dim")),
       n_queries(call.count("n_heads")),
       n_kv(call.count("n_kv_heads")),
-      places_(call.count("places")),
+      ring_(call.count("ring")),
+      places_(ring_ != 0 ? ring_ : call.count("context")),
       rotary_(call.count("rotary_dim")),
       style_(call.count("rope_style")),
       norm_(call.count("norm_mode")),
@@ -182,7 +183,7 @@ void Heads::append(size_t row, size_t kv_head) const {
     std::vector<float> key(dim);
     project(row, n_queries + kv_head, 1.0F, key.data());
     const size_t region = place_.region(row), position = place_.position(row);
-    const size_t found = ring(kv_head, position).row(position);
+    const size_t found = ring(kv_head).row(position);
     const float* value = queries(row) + (n_queries + n_kv + kv_head) * dim;
     std::vector<float> normed;
     if (norms_values_) {

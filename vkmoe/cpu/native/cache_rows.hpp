@@ -50,19 +50,16 @@ struct Place {
     }
 };
 
-/// Where the rows of a kv head are in a region: a position has that of its number modulo `places`,
-/// which is the context unless layers see a window alone. Asked for are fewer positions than places.
+/// Where the rows of a kv head are in a region. Layers that see a window alone have fewer places
+/// than there are positions, a power of two: a position has that of its number modulo these.
 struct Ring {
-    size_t places, first_row, begin;
+    size_t first_row, bits;
 
-    /// `first`: no position before it is asked for.
-    Ring(size_t places, size_t kv_head, size_t first)
-        : places(places), first_row(kv_head * places), begin(first / places * places) {}
+    /// `ring`: how many places; 0: each of the `context` positions has one.
+    Ring(size_t ring, size_t context, size_t kv_head)
+        : first_row(kv_head * (ring != 0 ? ring : context)), bits(ring - 1) {}
 
-    size_t row(size_t position) const {
-        const size_t behind = position - begin;
-        return first_row + (behind < places ? behind : behind - places);
-    }
+    size_t row(size_t position) const { return first_row + (position & bits); }
 };
 
 /// A cache, all regions of it.
@@ -85,8 +82,8 @@ public:
 
     const Place& place() const { return place_; }
 
-    /// The rows of a head from a position on.
-    Ring ring(size_t kv_head, size_t first) const { return {places_, kv_head, first}; }
+    /// The rows of a head.
+    Ring ring(size_t kv_head) const { return {ring_, place_.context, kv_head}; }
 
     const Cache& keys() const { return keys_; }
     const Cache& values() const { return values_; }
@@ -111,7 +108,7 @@ public:
     void append(size_t row, size_t kv_head) const;
 
 private:
-    size_t places_, rotary_, style_, norm_, pitch_;
+    size_t ring_, places_, rotary_, style_, norm_, pitch_;
     bool norms_values_;
     float eps_;
     Place place_;

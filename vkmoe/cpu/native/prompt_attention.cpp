@@ -31,7 +31,7 @@ struct Column {
 
 /// A dispatch of attention: what it reads, and where it leaves what.
 struct Walk {
-    size_t row_dim, value_dim, n_heads, n_kv_heads, places, window, n_columns;
+    size_t row_dim, value_dim, n_heads, n_kv_heads, ring_places, window, n_columns;
     size_t query_pitch, rest_offset, rest_pitch, rest_stride, out_pitch;
     float scale;
     Place place;
@@ -83,7 +83,7 @@ struct Walk {
             all.first = std::min(all.first, columns[c].seen.first);
             all.last = std::max(all.last, columns[c].seen.last);
         }
-        const Ring ring(places, kv_head, all.first);
+        const Ring ring(ring_places, place.context, kv_head);
         std::vector<float> key(row_dim), value_room(kBlock * value_dim);
         std::vector<float> keys_turned(row_dim * kBlock);
         for (size_t begin = all.first / kBlock * kBlock; begin <= all.last; begin += kBlock) {
@@ -187,8 +187,9 @@ std::vector<Step> prompt_attention(const Call& call) {
     const size_t n_rows = std::min({ceil_divide(n_groups * n_columns, n_heads / n_kv_heads), room,
                                     Params::most_rows(call)});
     const Place place(call, n_rows);
-    const size_t places = call.count("places"), n_cached = n_kv_heads * places;
-    Walk walk{row_dim, value_dim, n_heads, n_kv_heads, places, call.count("window"), n_columns,
+    const size_t ring = call.count("ring");
+    const size_t n_cached = n_kv_heads * (ring != 0 ? ring : place.context);
+    Walk walk{row_dim, value_dim, n_heads, n_kv_heads, ring, call.count("window"), n_columns,
               query_pitch, call.count("rest_offset"), call.count("rest_pitch"),
               call.count("rest_stride"), call.count("out_pitch"), call.real("scale"),
               place, {call, "k_cache", {call, "k_type", n_cached, row_dim}, place.n_regions},

@@ -74,7 +74,7 @@ def gpt_oss_shape(**changes: object) -> AttentionShape:
 
 def gemma4_shape(**changes: object) -> AttentionShape:
     """Make small heads with the norms of Gemma 4: of q, k and v; their caches are rings."""
-    gemma4 = {"value_norm": True, "window": 30, "ring": 69, "scale": 1.0}
+    gemma4 = {"value_norm": True, "window": 24, "ring": 64, "scale": 1.0}
     return qwen3_shape(**{**gemma4, **changes})
 
 

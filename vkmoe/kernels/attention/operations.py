@@ -28,10 +28,10 @@ ATTENTION = kernel(
     "attention",
     "r:qkv r:params w:partials",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
-    "u32:context u32:places f32:eps f32:scale u32:window u32:mode u32:n_regions "
+    "u32:context f32:eps f32:scale u32:window u32:mode u32:n_regions "
     "u32:qkv_pitch u32:partials_pitch",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode n_splits "
-    "team_lanes step_positions workgroup_heads k_type v_type value_norm",
+    "team_lanes step_positions workgroup_heads k_type v_type value_norm ring",
 )
 LATENT_ATTENTION = kernel(
     "latent_attention",

@@ -43,7 +43,7 @@ class AttentionShape:
     scale: float
     kv_types: KvTypes
     window: int = 0  # positions seen, the token's own included; 0 = all
-    ring: int = 0  # places, of which a position has that of its number modulo these; 0 = its own
+    ring: int = 0  # places, a power of two: a position has that of its number modulo these; 0 = own
     sinks: bool = False  # a learnt logit per head takes part in the softmax's denominator only
     value_norm: bool = False  # RMSNorm of v of each KV head, without a gain
     appends: bool = True  # rows bring k and v; else the caches are another layer's
@@ -54,6 +54,7 @@ class AttentionShape:
         assert self.rotary_dim % 2 == 0 and 2 <= self.rotary_dim <= self.head_dim, self
         assert self.context >= 1 and max(self.cache_bytes) < MAX_CACHE_BYTES, self
         assert self.window >= 0 and (self.ring == 0 or 0 < self.window <= self.ring), self
+        assert self.ring & (self.ring - 1) == 0, self
         # No model has both: kernels take all heads of v, or of q, together there.
         assert self.norm != "full_width" or (self.appends and not self.value_norm), self
 
@@ -357,7 +358,7 @@ def shape_numbers(shape: Shape) -> dict[str, object]:
         **norms,
         "rope_style": ROPE_STYLES[shape.rope_style],
         "window": shape.window,
-        "places": shape.n_places,
+        "ring": shape.n_places if shape.n_places < shape.context else 0,
         "row_dim": shape.row_dim,
         "value_dim": shape.value_dim,
     }

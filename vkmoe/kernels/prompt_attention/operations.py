@@ -36,9 +36,9 @@ APPEND_ROWS = kernel(
     "append_rows",
     "rw:qkv r:params",
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
-    "u32:context u32:places u32:n_regions u32:qkv_pitch f32:eps",
+    "u32:context u32:n_regions u32:qkv_pitch f32:eps",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode k_type v_type "
-    "value_norm",
+    "value_norm ring",
 )
 APPEND_LATENT_ROWS = kernel(
     "append_latent_rows",
@@ -50,10 +50,9 @@ APPEND_LATENT_ROWS = kernel(
 PROMPT_ATTENTION = kernel(
     "prompt_attention",
     "r:queries r:params r:rest w:out",
-    "address:k_cache address:v_cache address:sinks u32:context u32:places u32:n_regions "
-    "u32:window f32:scale "
+    "address:k_cache address:v_cache address:sinks u32:context u32:n_regions u32:window f32:scale "
     "u32:query_pitch u32:rest_offset u32:rest_pitch u32:rest_stride u32:out_pitch",
-    "workgroup_size row_dim value_dim n_heads n_kv_heads workgroup_heads k_type v_type",
+    "workgroup_size row_dim value_dim n_heads n_kv_heads workgroup_heads k_type v_type ring",
 )
 
 GPU_LANES = 128  # which every device takes
