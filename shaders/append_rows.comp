@@ -1,7 +1,7 @@
 // Computes  for each row of a prompt: q after norm and RoPE, in its place; k after norm and RoPE, and v, after its norm if
 //           VALUE_NORM, in the caches, at the row's position in the region of its sequence.
 // Inputs    qkv f32, row r from word r*qkv_pitch on: [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same], raw; params; by
-//           address the K and V caches [regions][N_KV_HEADS][places][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos,
+//           address the K and V caches [regions][N_KV_HEADS][PLACES][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos,
 //           sin) [context][ROTARY_DIM/2].
 // Who       a workgroup takes a head of a row, or where the norm is over the full width all of q, of k or of v. A lane takes the
 //           two dims of q that turn together, or the dims in one word of a cache.
@@ -47,6 +47,7 @@ layout(push_constant, std430) uniform Push {
 #include "reduce.glsl"
 
 const bool TAKES_ALL = NORM_MODE == 2u;
+const bool GAINS_LAST = NORM_MODE == 3u;
 
 // Heads of q, k or v that a workgroup takes.
 struct Span {
@@ -84,13 +85,13 @@ float span_factor(Span span) {
 float gained(Span span, uint head, uint d) {
     const uint i = head * HEAD_DIM + d;
     const float value = qkv[span.first_word + i];
-    if (NORM_MODE == 0u || NORM_MODE == 3u || span.is_value) return value;
+    if (NORM_MODE == 0u || GAINS_LAST || span.is_value) return value;
     return value * load_float(address_add(span.is_query ? q_gain : k_gain, (TAKES_ALL ? i : d) * 4u));
 }
 
 // The gain of dim `d` of q or k behind the rotation.
 float turned_gain(Span span, uint d) {
-    return NORM_MODE == 3u ? load_float(address_add(span.is_query ? q_gain : k_gain, d * 4u)) : 1.0;
+    return GAINS_LAST ? load_float(address_add(span.is_query ? q_gain : k_gain, d * 4u)) : 1.0;
 }
 
 // The two dims of q that turn together; those that do not turn are taken in pairs too.

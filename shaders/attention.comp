@@ -2,7 +2,7 @@
 //           = all) of its sequence, after norm and RoPE of q and k, and the norm of v if VALUE_NORM: per head and split the unnormalised sum, the running
 //           maximum and the running sum of weights; attention_combine joins them.
 // Inputs    qkv f32 [N_HEADS*HEAD_DIM | N_KV_HEADS*HEAD_DIM | the same] raw; by address the K and V caches [N_KV_HEADS]
-//           [places][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output:
+//           [PLACES][HEAD_DIM] (kv_types.glsl), norm gains, and the RoPE table (cos, sin) [context][ROTARY_DIM/2]. Output:
 //           partials [N_HEADS][N_SPLITS][HEAD_DIM + 2]. The split that owns the position appends k and v to the caches. Rows of
 //           the batch lie a pitch behind one another. Where rows may be of one sequence
 //           there are two dispatches: one in which all append (mode APPEND), and one in which all read what is cached (mode

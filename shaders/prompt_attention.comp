@@ -3,7 +3,7 @@
 //           denominator (gpt-oss). Of latent attention, k_t is a cached row, and v_t its first VALUE_DIM dims.
 // Inputs    queries f32, row r from word r*query_pitch on: [N_HEADS][VALUE_DIM], after norm and RoPE; where ROW_DIM is more, the
 //           other dims of head h from word rest_offset + r*rest_pitch + h*rest_stride of `rest` on; params; by address the
-//           K and V caches [regions][N_KV_HEADS][places][ROW_DIM] (kv_types.glsl), with these rows in place, and sinks f32
+//           K and V caches [regions][N_KV_HEADS][PLACES][ROW_DIM] (kv_types.glsl), with these rows in place, and sinks f32
 //           [N_HEADS] (null = none). Output: out f32, row r from word r*out_pitch on: [N_HEADS*VALUE_DIM].
 // Who       a column is a head of a row. A workgroup takes COLUMNS columns that share a kv head, rows in order, and walks the cache
 //           for all of them at once: see include/prompt_tile.glsl (GPUs) and prompt_lanes.glsl (CPU drivers).

@@ -166,8 +166,7 @@ def norm_residual(
     assert 1 <= len(parts) <= 2 and width % 4 == 0 and output.adds, (parts, width)
     first, second = parts[0], parts[-1]
     on_gpu, n_rows = op.tuning.mapping == "lanes", op.n_rows
-    # As few as hold exactly all rows: parts of rows that are normed alone may be many.
-    lines = next(n for n in range(-(-n_rows // MAX_GROUPS), n_rows + 1) if n_rows % n == 0)
+    lines = _lines_of(n_rows)
     read = [(one, width) for one in (gain, output.gain, first.gain, second.gain)] + [(scale, 1)]
     op.append(
         NORM_RESIDUAL.dispatch(
@@ -190,3 +189,11 @@ def norm_residual(
         )
     )
     return output.n_partials(1) if output.gain else 0
+
+
+def _lines_of(n_rows: int) -> int:
+    """Count the lines of workgroups, of equal length, that take all rows: as few as can be.
+
+    Parts of rows that are normed alone may be more than a line takes.
+    """
+    return next(n for n in range(-(-n_rows // MAX_GROUPS), n_rows + 1) if n_rows % n == 0)
