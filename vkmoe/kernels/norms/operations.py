@@ -165,8 +165,7 @@ def norm_residual(
     """
     assert 1 <= len(parts) <= 2 and width % 4 == 0 and output.adds, (parts, width)
     first, second = parts[0], parts[-1]
-    on_gpu, n_rows = op.tuning.mapping == "lanes", op.n_rows
-    lines = _lines_of(n_rows)
+    on_gpu, n_rows, lines = op.tuning.mapping == "lanes", op.n_rows, _lines_of(op.n_rows)
     read = [(one, width) for one in (gain, output.gain, first.gain, second.gain)] + [(scale, 1)]
     op.append(
         NORM_RESIDUAL.dispatch(
