@@ -7,10 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engine.conftest import nothing_left
+from tests.live import live_objects_but_fences
+from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 
-__all__ = ["nothing_left"]
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """The test must leave as many Vulkan objects as it found, on a device that stays open."""
+    before = live_objects_but_fences()
+    yield
+    native.clear_injections()
+    assert live_objects_but_fences() == before
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed, best_of, measure_link
 from vkmoe.placement.forecast.measured import measure_gather
 
-# What an open device keeps: the commands that the next upload takes, and the fences of the last
-# submits, of which two may be under way.
+# What an open device keeps: the commands that the next upload takes, and the fences of submits, of
+# which two may be under way.
 KEPT = Counter(
     ("instance", "device", "command_pool", "command_buffer", "query_pool", "fence", "fence")
 )

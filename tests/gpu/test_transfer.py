@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.live import live_objects
+from tests.live import live_objects_but_fences
 from vkmoe.gpu import _native as native
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Readback, Transfer
@@ -125,15 +125,10 @@ def test_a_readback_reads_what_is_there_now(device: Device, transfer: Transfer) 
             transfer.write(tensor, 0, random_bytes(1200, seed))
             transfer.flush()
             found.append(readback.read())
-            made.append(_made())
+            made.append(live_objects_but_fences())
         assert made[0] == made[1]
         for seed, data in zip((5, 6), found, strict=True):
             np.testing.assert_array_equal(data, random_bytes(1200, seed)[8:72])
-
-
-def _made() -> dict[str, int]:
-    """What lives, but fences: how many of them are on hand depends on which submits have ended."""
-    return {kind: n for kind, n in live_objects().items() if kind != "fence"}
 
 
 def test_nothing_is_left_behind(device: Device) -> None:
@@ -144,5 +139,5 @@ def test_nothing_is_left_behind(device: Device) -> None:
             transfer.write(target, 0, random_bytes(N_BYTES))
             transfer.read(target, 0, 16)
         target.close()
-        counts.append(_made())
+        counts.append(live_objects_but_fences())
     assert counts[0] == counts[1] == counts[2]

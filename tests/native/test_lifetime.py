@@ -34,6 +34,7 @@ CREATIONS = [
     "vkResetCommandPool",
     "vkCreateQueryPool",
     "vkCreateFence",
+    "vkResetFences",
     "vkQueueSubmit",
     "vkWaitForFences",
     "vkGetQueryPoolResults",

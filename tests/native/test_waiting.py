@@ -44,6 +44,14 @@ def test_a_recording_is_in_flight_only_once(device, slow):
     device.submit(recording).wait()
 
 
+def test_fences_are_used_again(device):
+    """Making and destroying one takes NVIDIA's driver as long as a hundred submits."""
+    for _ in range(20):
+        submissions = [device.submit(empty(device)) for _ in range(3)]
+        assert all(submission.wait() for submission in submissions)
+    assert native.live_objects()["fence"] <= 6, "three in flight, three of the round before"
+
+
 def test_wait_is_interruptible(device, slow):
     submission = device.submit(slow_recording(device, slow, 1500))
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))

@@ -10,6 +10,7 @@
 #include <vulkan/vulkan.hpp>
 
 #include "command_pool.hpp"
+#include "fence_pool.hpp"
 #include "heap_bytes.hpp"
 #include "instance.hpp"
 
@@ -67,6 +68,7 @@ class Context {
     bool lost() const { return lost_; }
 
     CommandPools& upload_pools() { return upload_pools_; }
+    FencePool& fences() { return fences_; }
     const std::shared_ptr<vk::Device>& kp_device() const { return kp_device_; }
     const std::shared_ptr<vk::PhysicalDevice>& kp_physical() const { return kp_physical_; }
 
@@ -94,6 +96,7 @@ class Context {
     std::shared_ptr<vk::Device> kp_device_;
     std::shared_ptr<vk::PhysicalDevice> kp_physical_;
     CommandPools upload_pools_;
+    FencePool fences_;
 };
 
 }  // namespace vkmoe

@@ -225,6 +225,7 @@ void Device::release_all() noexcept {
     pinned_.clear();
     placeholder_.reset();
     context_->upload_pools().close();
+    context_->fences().close();
     context_.reset();
 }
 

@@ -20,15 +20,14 @@ constexpr nanoseconds kMinSleep{200'000};  // a shorter sleep may take twice as 
 
 }  // namespace
 
+Submission::Fence::Fence(std::shared_ptr<Context> device_context)
+    : context(std::move(device_context)), handle(context->fences().acquire(context->device())) {}
+
+Submission::Fence::~Fence() { context->fences().give_back(context->device(), std::move(handle)); }
+
 Submission::Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording)
     : recording_(std::move(recording)) {
-    const VkDevice device = context->device();
-    VkFenceCreateInfo info{};
-    info.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO;
-    VkFence fence = VK_NULL_HANDLE;
-    VKMOE_CHECKED(vkCreateFence, device, &info, nullptr, &fence);
-    Owned<VkFence> owned{"fence", fence, [=] { vkDestroyFence(device, fence, nullptr); }};
-    fence_ = std::make_shared<Fence>(Fence{std::move(context), std::move(owned)});
+    fence_ = std::make_shared<Fence>(std::move(context));
 }
 
 void Submission::release() noexcept {

@@ -11,7 +11,7 @@ class Submission : public Resource {
   public:
     using Clock = std::chrono::steady_clock;
 
-    /// Makes the fence. The submit itself is Device's.
+    /// Borrows a fence. The submit itself is Device's.
     Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording);
     void release() noexcept override;
 
@@ -34,6 +34,11 @@ class Submission : public Resource {
   private:
     /// A waiting thread holds this itself: Device::close may run in another one meanwhile.
     struct Fence {
+        explicit Fence(std::shared_ptr<Context> device_context);
+        ~Fence();  // back to the pool
+        Fence(const Fence&) = delete;
+        Fence& operator=(const Fence&) = delete;
+
         std::shared_ptr<Context> context;
         Owned<VkFence> handle;
     };
