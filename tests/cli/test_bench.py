@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +13,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from vkmoe.bench import kernels, plot
-from vkmoe.bench.clock import Memory
+from vkmoe.bench import decode, kernels, plot
+from vkmoe.bench.clock import Memory, WrongResultError
 from vkmoe.bench.compare import changes
 from vkmoe.bench.decode import DecodeChoice
 from vkmoe.bench.shapes import MODELS
 from vkmoe.bench.transfer import PARTS, TransferChoice
 from vkmoe.cli.bench import kernels as kernels_command
+from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import cpu_info
+from vkmoe.engine import Engine
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, choose_device, list_devices
 from vkmoe.kernels.family import Variant
 from vkmoe.kernels.launches import KernelClass, Launch
 from vkmoe.kernels.tuning import Tuning, choose_tuning
+from vkmoe.llm import demo_model_path
 from vkmoe.selftest.suite import Case, run_variant
 
 from .conftest import Run
@@ -133,6 +138,27 @@ def test_nothing_is_transferred_to_the_cpu(run: Run, cpu_native: None) -> None:
     assert (done.code, done.out) == (2, "")
     error, hint = done.err.splitlines()
     assert "nothing is transferred to CPU" in error and "vkmoe bench kernels" in hint
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_a_text_repeats_itself_where_the_cpu_computes_misses(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots move, and the last bits with them; twenty per cent is no last bit."""
+    real, factors = Engine.full_logits, iter((1.0, 1.0, factor, factor))
+
+    def scaled(engine: Engine, index: int = 0) -> NDArray[np.float32]:
+        return real(engine, index) * np.float32(next(factors))
+
+    monkeypatch.setattr(Engine, "full_logits", scaled)
+    config = EngineConfig(expert_mode="hybrid", expert_slots=10, ctx_size=64, draft="none")
+    with Engine(demo_model_path(), config) as engine:
+        if factor == 1.0:
+            (apart,) = re.findall(r"within (\S+) of", decode.repeats(engine, (5, 7, 11), 4))
+            assert 0 < float(apart) < decode.MOST_APART, "not even the last bits moved"
+        else:
+            with pytest.raises(WrongResultError, match=r"differ by 0\.[12]"):
+                decode.repeats(engine, (5, 7, 11), 4)
 
 
 def test_decode_stops_at_a_wrong_kernel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

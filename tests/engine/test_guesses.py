@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.engine.caches import rounding
 from tests.engine.test_context import grow_in_steps
 from tests.engine.tiny import Tensor, expected, lengthened, model_path, rewrite
 from tests.gpu.checker import unguarded
@@ -77,7 +78,9 @@ def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
                 found = guessed(engine, tokens, cuts[not cuts[0] :], phase)  # type: ignore[arg-type]
                 ran = found.any(axis=1)
                 assert ran.sum() >= min(step, engine.max_logit_rows)
-                np.testing.assert_allclose(found[ran], wanted[ran], rtol=0, atol=most)
+                allowed = rounding(engine, TOLERANCE) if phase == "prompt" else TOLERANCE
+                apart = np.abs(found[ran] - wanted[ran]).max()
+                assert apart <= allowed * np.abs(wanted).max(), (phase, step)
         engine.run(TokenBatch((tokens[n_all - 1],), (n_all - 1,), (1,), (True,)))
         (both,) = engine.guess([tokens[n_all]], [True], 2)
         assert both == [wanted[-1].argmax(), stored["further_logits"].argmax()]
