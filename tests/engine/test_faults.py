@@ -55,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 class FaultyDevice:
-    """The native device, but its submits go wrong as `fault(device, recording)` says."""
+    """The native device, but its submits go wrong as `fault(device, recordings)` says."""
 
     def __init__(self, device: Any, n_sound: int, fault: Callable[[Any, Any], Any]) -> None:
         self._device, self._n_sound, self._fault = device, n_sound, fault
@@ -112,19 +112,28 @@ def without_frames(error: BaseException) -> BaseException:
     return error
 
 
-def nothing_runs(device: Any, recording: Any) -> Any:
+def nothing_runs(device: Any, recordings: Any) -> Any:
     return device.submit(device.recorder().finish())
 
 
-# Submits that are sound, after so many tokens: at the prompt's begin, within it, in the reply.
-PLACES = pytest.mark.parametrize(("n_sound", "after"), [(0, 0), (2, 0), (0, 3)])
+def two_run(device: Any, recordings: Any) -> Any:
+    assert len(recordings) > 2, "a prompt is one submit of many recordings"
+    return device.submit(recordings[:2])
+
+
+# What goes wrong, after so many tokens: at the prompt's begin, within it, in the reply.
+PLACES = pytest.mark.parametrize(
+    ("fault", "after"), [(nothing_runs, 0), (two_run, 0), (nothing_runs, 3)]
+)
 
 
 @PLACES
-def test_a_fence_that_lies_publishes_nothing(llm: LLM, n_sound: int, after: int) -> None:
+def test_a_fence_that_lies_publishes_nothing(
+    llm: LLM, fault: Callable[[Any, Any], Any], after: int
+) -> None:
     right = right_text(llm)
     sound = llm.engine.device.native
-    faulty: Any = FaultyDevice(sound, n_sound, nothing_runs)
+    faulty: Any = FaultyDevice(sound, 0, fault)
     published, error = run_into(
         llm, DeviceLostError, after, lambda: setattr(llm.engine.device, "native", faulty)
     )
@@ -148,7 +157,7 @@ def test_a_program_that_ran_half_is_refused_too(llm: LLM) -> None:
     assert half.commands[-1].label == "log out"
     recording = engine._backend.record(half)
     sound = engine.device.native
-    faulty = FaultyDevice(sound, 2, lambda device, _: device.submit(recording))
+    faulty = FaultyDevice(sound, 0, lambda device, _: device.submit(recording))
     engine.device.native = faulty  # type: ignore[assignment]
     assert run_into(llm, DeviceLostError)[0] == []
 

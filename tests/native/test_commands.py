@@ -78,6 +78,40 @@ def test_a_recording_can_be_submitted_again(device, host, affine):
         assert words(out).tolist() == [2 * n_runs] * 8
 
 
+def test_recordings_of_one_submit_run_in_order(device, host, affine):
+    """Each sees what those before it wrote; their time is from the first's begin to the last's end.
+
+    One that is in flight, or given twice, keeps all from being submitted.
+    """
+    tensor, out = device.tensor(8), device.buffer(32, host)
+    recordings = []
+    for factor, added in ((1, 5), (3, 1), (2, 4)):
+        kernel = device.kernel(affine, [tensor], [8, factor], 4)
+        recorder = device.recorder(n_timestamps=2)
+        recorder.timestamp(0)
+        recorder.barrier()
+        recorder.dispatch(kernel, (1, 1, 1), struct.pack("<I", added))
+        recorder.barrier()
+        recorder.copy(tensor, 0, out, 0, 32)
+        recorder.timestamp(1)
+        recordings.append(recorder.finish())
+    reset = device.recorder()
+    reset.fill(tensor, 0, 32, 1)
+    run(device, reset)
+    submission = device.submit(recordings)
+    assert submission.wait() is True
+    assert words(out).tolist() == [((1 + 5) * 3 + 1) * 2 + 4] * 8
+    begun, ended = recordings[0].timestamps()[0], recordings[2].timestamps()[1]
+    assert submission.interval() == (begun, ended)
+    with pytest.raises(RuntimeError, match="in flight"):
+        device.submit([recordings[0], recordings[1], recordings[0]])
+    with pytest.raises(ValueError, match="no recording"):
+        device.submit([])
+    with pytest.raises(TypeError):
+        device.submit([recordings[0], None])
+    assert device.submit(recordings).wait() is True, "none of them was left in flight"
+
+
 def test_addresses_reach_buffers_without_descriptors(device, host, compile_glsl: CompileGlsl):
     source, target = device.buffer(256, host), device.buffer(256, host)
     words(source)[:] = np.arange(64)

@@ -5,7 +5,7 @@ device, ValueError for arguments that do not fit, RuntimeError for something alr
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -118,8 +118,13 @@ class Device:
         are to be timestamps and the queue has none (see `has_timestamps`).
         """
 
+    @overload
     def submit(self, recording: Recording, queue: str = "compute") -> Submission:
         """Submit a recording, which must not be in flight."""
+
+    @overload
+    def submit(self, recordings: Sequence[Recording], queue: str = "compute") -> Submission:
+        """Submit several as one, each seeing what those before it wrote: one fence for all."""
 
     def upload(self, copies: Sequence[tuple[Place, Place, int]], timed: bool = False) -> Submission:
         """Copy between (buffer, offset, address) and another such place, so many bytes each.
@@ -235,9 +240,10 @@ class Submission:
         """True once the submit has finished; never waits."""
 
     def interval(self) -> tuple[int, int] | None:
-        """When it began and ended: by the two timestamps of its recordings, in nanoseconds.
+        """When it began and ended: by two timestamps each of its recordings, in nanoseconds.
 
-        Earlier submits of the same queue have ended at the first. None unless there are two, or
-        where the device's counter overflowed between them. RuntimeError until `wait` or `done` has
-        said that the submit is finished. For intervals of two queues see `Device.has_common_clock`.
+        Earlier submits of the same queue have ended at the first. None unless there are two in the
+        first and in the last recording, or where the device's counter overflowed between them.
+        RuntimeError until `wait` or `done` has said that the submit is finished. For intervals of
+        two queues see `Device.has_common_clock`.
         """

@@ -108,8 +108,11 @@ class Backend:
         *recordings: _native.Recording,
         expected_ns: int = 0,
         meanwhile: Callable[[], None] | None = None,
+        as_one: bool = False,
     ) -> list[_native.Submission]:
         """Submit one behind the other, and wait for the last; every one's result is checked.
+
+        `as_one`: in one submit, which drivers then have to let run for as long as all take.
 
         Each sees what those before it wrote. `meanwhile` is called before the wait; it must not
         touch what the submits read or write. Raises DeviceLostError and other GpuErrors, once all
@@ -118,7 +121,8 @@ class Backend:
         """
         try:  # no context manager: this is the one thing done for every token
             submit = self.device.native.submit
-            submissions = [submit(recording) for recording in recordings]
+            batches = [recordings] if as_one else recordings
+            submissions = [submit(batch) for batch in batches]
             if meanwhile is not None:
                 meanwhile()
             submissions[-1].wait(expected_ns)

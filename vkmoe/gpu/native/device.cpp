@@ -107,21 +107,26 @@ Recorder Device::recorder(uint32_t n_timestamps, const std::string& queue) {
     return Recorder(keep(std::make_shared<Recording>(context_, queue, n_timestamps)));
 }
 
-std::shared_ptr<Submission> Device::submit(const std::shared_ptr<Recording>& recording,
+std::shared_ptr<Submission> Device::submit(const Recordings& recordings,
                                            const std::string& queue_name) {
     Queue& queue = context().queue(queue_name);
-    if (queue.family != recording->queue().family) {
-        throw std::invalid_argument("the recording was not made for the " + queue_name + " queue");
+    if (recordings.empty()) throw std::invalid_argument("no recording to submit");
+    std::vector<VkCommandBuffer> commands;
+    for (const auto& recording : recordings) {
+        if (queue.family != recording->queue().family) {
+            throw std::invalid_argument("the recording was not made for the " + queue_name +
+                                        " queue");
+        }
+        commands.push_back(recording->commands());
     }
     context().require_alive("vkQueueSubmit");
     reap();
-    auto submission = keep(std::make_shared<Submission>(context_, recording));
-    recording->start_flight();
-    const VkCommandBuffer commands = recording->commands();
+    auto submission = keep(std::make_shared<Submission>(context_, recordings));
+    submission->start_flights();
     VkSubmitInfo info{};
     info.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO;
-    info.commandBufferCount = 1;
-    info.pCommandBuffers = &commands;
+    info.commandBufferCount = static_cast<uint32_t>(commands.size());
+    info.pCommandBuffers = commands.data();
     VkResult result;
     ++n_submitting_;
     {
@@ -145,7 +150,7 @@ std::shared_ptr<Submission> Device::upload(const std::vector<Copy>& copies, bool
     if (timed) recorder.timestamp(0);
     recorder.copy(copies);
     if (timed) recorder.timestamp(1);
-    return submit(recorder.finish(), "upload");
+    return submit({recorder.finish()}, "upload");
 }
 
 void Device::reap() {

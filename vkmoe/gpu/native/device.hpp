@@ -20,8 +20,8 @@ class Device {
                                    const std::vector<uint32_t>& spec, uint32_t push_bytes,
                                    const std::string& name, uint32_t subgroup_size, bool texts);
     Recorder recorder(uint32_t n_timestamps, const std::string& queue);
-    std::shared_ptr<Submission> submit(const std::shared_ptr<Recording>& recording,
-                                       const std::string& queue);
+    /// Submits recordings, which run in this order, as one.
+    std::shared_ptr<Submission> submit(const Recordings& recordings, const std::string& queue);
     /// Records copies and submits them on the upload queue, with nothing begun if it throws.
     /// `timed` where that queue has timestamps.
     std::shared_ptr<Submission> upload(const std::vector<Copy>& copies, bool timed);

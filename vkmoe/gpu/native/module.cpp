@@ -212,7 +212,23 @@ void add_device(py::module_& module) {
             "spirv"_a, "tensors"_a, "spec"_a, "push_bytes"_a, "name"_a = "",
             "subgroup_size"_a = 0, "texts"_a = false)
         .def("recorder", &Device::recorder, "n_timestamps"_a = 0, "queue"_a = "compute")
-        .def("submit", &Device::submit, "recording"_a.none(false), "queue"_a = "compute")
+        .def(
+            "submit",
+            [](Device& device, std::shared_ptr<Recording> recording, const std::string& queue) {
+                return device.submit({std::move(recording)}, queue);
+            },
+            "recording"_a.none(false), "queue"_a = "compute")
+        .def(
+            "submit",
+            [](Device& device, const py::sequence& recordings, const std::string& queue) {
+                Recordings given;
+                for (const py::handle one : recordings) {
+                    py::cast<Recording&>(one);  // refuses None
+                    given.push_back(py::cast<std::shared_ptr<Recording>>(one));
+                }
+                return device.submit(given, queue);
+            },
+            "recordings"_a, "queue"_a = "compute")
         .def(
             "upload",
             [](Device& device, const py::sequence& arguments, bool timed) {

@@ -63,6 +63,8 @@ class Recording : public Resource {
     std::shared_ptr<kp::Sequence> sequence_;
 };
 
+using Recordings = std::vector<std::shared_ptr<Recording>>;
+
 /// One span to copy.
 struct Copy {
     std::shared_ptr<Storage> source;

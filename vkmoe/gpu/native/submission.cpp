@@ -25,9 +25,20 @@ Submission::Fence::Fence(std::shared_ptr<Context> device_context)
 
 Submission::Fence::~Fence() { context->fences().give_back(context->device(), std::move(handle)); }
 
-Submission::Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording)
-    : recording_(std::move(recording)) {
+Submission::Submission(std::shared_ptr<Context> context, Recordings recordings)
+    : recordings_(std::move(recordings)) {
     fence_ = std::make_shared<Fence>(std::move(context));
+}
+
+void Submission::start_flights() {
+    size_t n_started = 0;
+    try {
+        for (; n_started < recordings_.size(); ++n_started) recordings_[n_started]->start_flight();
+    } catch (...) {
+        while (n_started-- > 0) recordings_[n_started]->end_flight(false);
+        recordings_.clear();
+        throw;
+    }
 }
 
 void Submission::release() noexcept {
@@ -37,10 +48,13 @@ void Submission::release() noexcept {
 
 void Submission::finish(bool succeeded) noexcept {
     const std::lock_guard lock(mutex_);
-    if (!recording_) return;
-    if (succeeded) interval_ = recording_->interval();  // before the next submit can reset it
-    recording_->end_flight(succeeded);
-    recording_.reset();
+    if (recordings_.empty()) return;
+    if (succeeded) {  // before the next submit can reset them
+        const auto first = recordings_.front()->interval(), last = recordings_.back()->interval();
+        if (first && last && first->first <= last->second) interval_ = {first->first, last->second};
+    }
+    for (const auto& recording : recordings_) recording->end_flight(succeeded);
+    recordings_.clear();
     finished_ = succeeded;  // last: who sees it may release what is used above
 }
 

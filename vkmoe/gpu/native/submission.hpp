@@ -1,4 +1,4 @@
-// One submit of a recording: its fence, and waiting for it without holding the GIL.
+// One submit of recordings: its fence, and waiting for it without holding the GIL.
 #pragma once
 
 #include <chrono>
@@ -12,8 +12,10 @@ class Submission : public Resource {
     using Clock = std::chrono::steady_clock;
 
     /// Borrows a fence. The submit itself is Device's.
-    Submission(std::shared_ptr<Context> context, std::shared_ptr<Recording> recording);
+    Submission(std::shared_ptr<Context> context, Recordings recordings);
     void release() noexcept override;
+    /// Marks the recordings as in flight; throws std::runtime_error if one is, and marks none.
+    void start_flights();
 
     VkFence fence() const { return fence_->handle.get(); }
     /// Marks the flight as begun (after vkQueueSubmit succeeded).
@@ -22,8 +24,8 @@ class Submission : public Resource {
     /// Needs the GIL, and releases it while it waits. False if timeout_ns (0: none) ran out.
     /// Throws VulkanError if the device is lost, the Python error of a signal handler.
     bool wait(uint64_t expected_ns, uint64_t timeout_ns);
-    /// When it began and ended on the device's clock; nothing if its recording has not two
-    /// timestamps. Throws std::runtime_error before its end has been seen.
+    /// When its first recording began and its last ended on the device's clock; nothing if these
+    /// have not two timestamps each. Throws std::runtime_error before its end has been seen.
     std::optional<Interval> interval();
     /// Asks the fence, without waiting.
     bool done();
@@ -51,7 +53,7 @@ class Submission : public Resource {
     void finish(bool succeeded) noexcept;
 
     std::mutex mutex_;  // guards the two below when several threads wait
-    std::shared_ptr<Recording> recording_;  // null once finished
+    Recordings recordings_;  // empty once finished
     std::optional<Interval> interval_;
     std::atomic<bool> finished_{false};
     Clock::time_point submitted_at_;
