@@ -319,8 +319,12 @@ class _Native:
     def recorder(self, n_timestamps: int = 0, queue: str = "compute") -> Recorder:
         return Recorder(self)
 
-    def submit(self, recording: Recording, queue: str = "compute") -> Submission:
-        recording.run(self.pool)
+    def submit(
+        self, recordings: Recording | Sequence[Recording], queue: str = "compute"
+    ) -> Submission:
+        given = [recordings] if isinstance(recordings, Recording) else recordings
+        for recording in given:
+            recording.run(self.pool)
         return Submission()
 
     def upload(self, copies: Sequence[Any], timed: bool = False) -> Submission:

@@ -50,7 +50,8 @@ void Submission::finish(bool succeeded) noexcept {
     const std::lock_guard lock(mutex_);
     if (recordings_.empty()) return;
     if (succeeded) {  // before the next submit can reset them
-        const auto first = recordings_.front()->interval(), last = recordings_.back()->interval();
+        const auto first = recordings_.front()->interval();
+        const auto last = recordings_.size() == 1 ? first : recordings_.back()->interval();
         if (first && last && first->first <= last->second) interval_ = {first->first, last->second};
     }
     for (const auto& recording : recordings_) recording->end_flight(succeeded);
