@@ -18,9 +18,7 @@ from vkmoe.experts.study.slot_curves import curves_of_counts
 from vkmoe.facts import DeviceInfo, Heap, MemoryPlan
 from vkmoe.placement.forecast.advice import describe, drawback
 from vkmoe.placement.forecast.cost import (
-    COMMAND_SECONDS,
     GATHER_SECONDS,
-    LAYER_COMMANDS,
     LOST,
     MOVING,
     STOP_SECONDS,
@@ -38,7 +36,6 @@ from .test_device_plans import QWEN3, WAYS, decided, model_of
 GIB = 1 << 30
 SPEEDS = Speeds(device=100e9, link=10e9, host=50e9, file=1e9, copy=12e9, gather=11e9)
 MACHINE = Machine(SPEEDS)
-COMMANDS = COMMAND_SECONDS * LAYER_COMMANDS * 48  # layers, of QWEN3
 
 
 def seconds_of(made: MemoryPlan, hits: float, misses: float) -> float:
@@ -99,7 +96,7 @@ def test_the_time_of_a_cache_is_what_its_memory_takes() -> None:
     read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
     assert 0 < read.trunk < made.weights.trunk and read.experts == 8 * sum(made.weights.spans)
     found = predict(made.plan, model.spec, read, MACHINE)
-    trunk, experts = read.trunk / 100e9 + COMMANDS, read.experts / 100e9
+    trunk, experts = read.trunk / 100e9, read.experts / 100e9
     assert found.with_hits_alone == pytest.approx(1 / (trunk + experts))
     again = 0.5 * read.others / 12e9  # half of what misses gets a slot, by a copy
     assert found.without_hits == pytest.approx(1 / (trunk + read.others / 10e9 + again))
@@ -121,7 +118,7 @@ def test_beside_the_cpu_a_layer_takes_as_long_as_the_slower_of_both() -> None:
     missed = (np.random.default_rng(1).random((100_000, 8)) > found.hit_rate).sum(axis=1)
     of_layer = np.maximum(read.experts / 100e9, missed * read.others / 8 / 50e9).mean()
     assert found.rate == pytest.approx(
-        1 / (read.trunk / 100e9 + COMMANDS + of_layer + 48 * STOP_SECONDS), 0.01
+        1 / (read.trunk / 100e9 + of_layer + 48 * STOP_SECONDS), 0.01
     )
     assert found.with_hits_alone and found.rate < found.with_hits_alone, "more slots are better"
 
@@ -134,7 +131,7 @@ def test_layers_of_the_cpu_take_turns_with_the_others(n_layers: int) -> None:
     found, share = predict(made.plan, model.spec, read, MACHINE), n_layers / 48
     assert found.hit_rate == pytest.approx(1 - share)
     seconds = (read.trunk + (1 - share) * read.experts) / 100e9 + share * read.others / 50e9
-    assert found.rate == pytest.approx(1 / (seconds + COMMANDS + n_layers * STOP_SECONDS))
+    assert found.rate == pytest.approx(1 / (seconds + n_layers * STOP_SECONDS))
     assert (found.without_hits, found.with_hits_alone) == (None, None), "there is no cache"
 
 
@@ -149,7 +146,7 @@ def test_the_trunk_in_host_memory_is_read_over_the_link() -> None:
     assert sum(on_device) + sum(on_host) == weights.trunk and sum(on_host) == read.trunk_in_host
     found = predict(made.plan, model.spec, read, MACHINE)
     seconds = (read.trunk - read.trunk_in_host) / 100e9 + read.trunk_in_host / 10e9
-    seconds += read.others / 50e9 + COMMANDS + 48 * STOP_SECONDS
+    seconds += read.others / 50e9 + 48 * STOP_SECONDS
     assert found.rate == pytest.approx(1 / seconds)
     assert found.bound == "device memory and the CPU's memory and the link"
 
@@ -173,7 +170,7 @@ def test_shared_memory_is_read_in_turns() -> None:
     read = token_bytes(model.spec, made.weights, made.weights.pieces[0])
     machine = Machine(Speeds(100e9, 100e9, 100e9, 1e9, 100e9, 100e9), shares_memory=True)
     found = predict(made.plan, model.spec, read, machine)
-    seconds = (read.trunk + read.others) / 100e9 + COMMANDS + 48 * STOP_SECONDS
+    seconds = (read.trunk + read.others) / 100e9 + 48 * STOP_SECONDS
     assert found.rate == pytest.approx(1 / seconds)
 
 

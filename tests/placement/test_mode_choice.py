@@ -76,13 +76,7 @@ QUESTIONS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...], str, set[str]]]
     "next to none fits": (TINY_CARD, {"model": SMALL}, ALL, "hybrid", {"cpu", "hybrid"}),
     "slots that were asked for": ("8gb-nobar", {"expert_slots": 8}, ALL[:2], "hybrid", set()),
     "host memory is too small": ("8gb-nobar", {"ram": 12 * GIB}, ALL, "hybrid", set()),
-    "shared memory": (
-        "uma-32gb",
-        {"model": SMALL},
-        ("resident", "cpu"),
-        "resident",
-        {"resident", "cpu"},
-    ),
+    "shared memory": ("uma-32gb", {"model": SMALL}, ("resident", "cpu"), "resident", set()),
     "shaders on the CPU": (SOFTWARE, {"model": SMALL}, ("resident", "cpu"), "cpu", set()),
 }
 

@@ -1,8 +1,8 @@
 """Predicts how fast a plan is: the time of a token and of a prompt, from bytes and speeds.
 
 One function serves the choice between plans and what `vkmoe plan` prints. It counts the bytes that
-are read, from which memory, the commands of a token and the stops of the device. It leaves out what
-kernels lose against memory, waits between tokens, and the context. Pure.
+are read, from which memory, and the stops of the device. It leaves out what kernels lose against
+memory, waits between tokens, and the context. Pure.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from vkmoe.placement.forecast.speeds import CPU_ROWS, Machine, Speeds
 # A plan is judged by the time of such a prompt and such a reply.
 PROMPT_TOKENS, REPLY_TOKENS = 512, 512
 STOP_SECONDS = 75e-6  # in which the device waits for the host, or for the CPU's experts
-# What a command takes beside its bytes: on an H100 7.8 us, people report 3 to 6 of other GPUs. A
-# layer of Qwen3-MoE has 8.6 of them.
-COMMAND_SECONDS, LAYER_COMMANDS = 5e-6, 9
 GATHER_SECONDS = 15e-6  # of one more dispatch in a layer
 ADMITTED = 0.5  # of the experts that miss, which get a slot
 # The two directions of a link hardly slow each other: what leaves costs a part of what comes.
@@ -208,7 +205,6 @@ class _Times:
         self.hits, self.reason = hit_rate_of(plan, spec, curve)
         self.in_file = file_share_of(plan, spec, curve, machine)
         self._by_cpu = plan.cpu_layers > 0
-        self._commands = COMMAND_SECONDS * LAYER_COMMANDS * spec.n_layers * machine.is_vulkan
         # Within a layer a GPU and the CPU work at the same time; all else takes turns.
         self._together = isinstance(plan.mode, Hybrid) and not machine.shares_memory
         self._crosses = isinstance(plan.mode, Cache) and not machine.shares_memory
@@ -255,7 +251,7 @@ class _Times:
         seconds += min(self.in_file, 1.0 if not self._machine.is_vulkan else 1.0 - hits) * (
             read.others / speeds.file
         )
-        return seconds + self._commands + self._stops()
+        return seconds + self._stops()
 
     def _beside_cpu(self, hits: float) -> float:
         """Add up the seconds of experts that a GPU and the CPU share, by how many miss in a layer.
