@@ -5,9 +5,12 @@ Opening an engine takes far longer than a few tokens, and weights, slots and pro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from vkmoe.engine import Engine
@@ -16,6 +19,7 @@ from vkmoe.experts.decide.settings import CacheSettings
 from vkmoe.experts.store.cache import CacheWays, ExpertCache
 from vkmoe.experts.store.copies import Uploader, Uploads
 from vkmoe.experts.store.tracker import ExpertTracker
+from vkmoe.weights import span_reader
 
 Rows = NDArray[np.float32]  # [n_tokens, n_vocab]
 # The largest difference of logits between rows of prompts and rows that are decoded, of the largest
@@ -64,3 +68,14 @@ def recache(
     numbers = engine._experts.profiler.layer_numbers
     engine._experts = ExpertTracker(numbers, engine._table, residency, cache, checks=True)
     return cache
+
+
+def slow_reads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let each batch of reads of the file begin later."""
+    start = span_reader.FileReads.start
+
+    def slow(self: Any, reads: Any, urgent: bool = False) -> Any:
+        time.sleep(seconds)
+        return start(self, reads, urgent)
+
+    monkeypatch.setattr(span_reader.FileReads, "start", slow)

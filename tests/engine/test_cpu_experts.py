@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import product
@@ -13,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.cpu_turns import listed_turns
-from tests.engine.caches import assert_same_bits, rounding, rows
+from tests.engine.caches import assert_same_bits, rounding, rows, slow_reads
 from tests.engine.test_batches import batch, joined, prompt, tokens_of
 from tests.engine.test_logits import PHASES, TOLERANCE, error, run
 from tests.engine.tiny import NAMES, ONE_OF_EACH, expected, lengthened, model_path
@@ -22,7 +21,6 @@ from vkmoe.cli.notes import mode_line, opened
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.llm import LLM, demo_model_path
-from vkmoe.weights import span_reader
 
 pytestmark = pytest.mark.usefixtures("one_device", "cpu_native")
 
@@ -149,13 +147,7 @@ def test_what_moves_when_follows_from_the_tokens_alone(
     assert n_moved > 10
     found, n = text_of(tokens, threads=1, expert_copies=copies)
     assert_same_bits(found, wanted)
-    start = span_reader.FileReads.start
-
-    def slow(self: Any, reads: Any, urgent: bool = False) -> Any:
-        time.sleep(0.01)  # longer than most tokens take
-        return start(self, reads, urgent)
-
-    monkeypatch.setattr(span_reader.FileReads, "start", slow)
+    slow_reads(monkeypatch, 0.01)  # longer than most tokens take
     found, again = text_of(tokens, threads=2, expert_copies=copies)
     assert_same_bits(found, wanted)
     assert again == n == n_moved
