@@ -162,11 +162,11 @@ def test_what_guesses_move_follows_from_the_tokens_alone(
     """In hybrid, where who computes an expert decides last bits: however slow copies are."""
     prompts = [[(7 * i + 3 * n) % 200 for i in range(20 + 9 * n)] for n in range(3)]
     found, n_moved = [], []
-    for n_threads, delay in ((2, 0.0), (1, 0.005)):
+    for n_threads, delay in ((2, 0.0), (1, 0.03)):
         slow_reads(monkeypatch, delay)
         config = EngineConfig(
             ctx_size=96, draft="mtp", draft_tokens=3, expert_mode="hybrid", expert_slots=3,
-            parallel=3, threads=n_threads, expert_policy="lru",
+            parallel=3, threads=n_threads, expert_policy="lru", expert_copies="overlap",
         )  # fmt: skip
         with LLM(lengthened(model_path(name), 96), config) as llm:
             replies = llm.generate(prompts, max_tokens=24, ignore_eos=True, n_logprobs=3, temp=0)
