@@ -15,9 +15,11 @@ Per model two files: `NAME.gguf` and `NAME.npz` with
                    is behind token i + 1, by that token and the state of token i
     further_logits float32 [vocabulary], of the same layer behind the likeliest token of its last
                    row, by that token and the state that it left there
+A drafter's file beside that of its model has the last two alone, as it gives them for that model.
 Seeds are searched for until no margin is below MIN_MARGIN, so that rounding cannot flip a choice.
 
-Needs torch, transformers, gguf and numpy; no test needs the first two.  In the repository's root:
+Needs torch, transformers, gguf and numpy; no test needs the first two. Drafters need transformers
+5.22 or older: the next two refuse layers that all see what others keep.  In the repository's root:
     python -m tools.make_fixtures [--out tests/fixtures/models] [NAME ...]
 """
 
@@ -31,8 +33,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.tiny_models import MODELS, TinyModel
+from tools.tiny_models import DRAFTERS, MODELS, TinyModel
 from tools.tiny_models.drawing import Weights
+from tools.tiny_models.gemma4 import Drafter
 from tools.tiny_models.routing import choose
 from tools.tiny_models.vocabulary import vocabulary
 
@@ -124,6 +127,46 @@ def guesses(
         return found[0].astype(np.float32), found[1].astype(np.float32)
 
 
+def drafts(
+    drafter: Drafter, weights: Weights, model: TinyModel, drawn: Drawn
+) -> dict[str, NDArray[Any]]:
+    """What a drafter gives for its model: `guess_logits` and `further_logits`.
+
+    Behind token i + 1, at its position, by that token and the state of token i, over the model's
+    keys and values up to token i: as many as the window has, where there is one. In float64.
+    """
+    torch = import_module("torch")
+    network = network_of(model, drawn.weights).double()
+    guessing = network_of(drafter, weights).double()
+    tokens = torch.from_numpy(drawn.arrays["tokens"][None].astype(np.int64))
+    window = {"sliding_attention": drafter.window}
+
+    def run(row: int, token: Any, state: Any) -> tuple[Any, Any]:
+        """The logits, and the state for the guess behind."""
+        end = row + 1
+        seen = {
+            kind: tuple(x[:, :, max(0, end - window.get(kind, end)) : end] for x in pair)
+            for kind, pair in left.shared_kv_states.items()
+        }
+        both = torch.cat([network.get_input_embeddings()(token), state], dim=-1)
+        position = torch.tensor([[end]])
+        out = guessing(inputs_embeds=both, position_ids=position, shared_kv_states=seen)
+        return out.logits[0, -1], out.last_hidden_state
+
+    with torch.no_grad():
+        left = network.model(tokens, return_shared_kv_states=True)
+        states = left.last_hidden_state
+        rows = range(tokens.shape[1] - 1)
+        found = [run(i, tokens[:, i + 1 : i + 2], states[:, i : i + 1]) for i in rows]
+        logits, state = found[-1]
+        further, _ = run(rows[-1], logits.argmax()[None, None], state)
+    guesses = torch.stack([logits for logits, _ in found])
+    return {
+        "guess_logits": guesses.numpy().astype(np.float32),
+        "further_logits": further.numpy().astype(np.float32),
+    }
+
+
 class Drawn(NamedTuple):
     """A model's weights from the first seed without a router near-tie, and what it must give."""
 
@@ -155,6 +198,18 @@ def make(model: TinyModel, folder: Path) -> None:
     print(f"{model.name}: seed {seed}, logits {spread}, least margin {margin:.4f}", flush=True)
 
 
+def make_drafter(drafter: Drafter, folder: Path) -> None:
+    """Write both files of a drafter; its model is drawn anew, as ever."""
+    model = next(model for model in MODELS if model.name == drafter.target)
+    weights = drafter.draw(0)
+    arrays = drafts(drafter, weights, model, drawn(model))
+    drafter.write(folder / f"{drafter.name}.gguf", weights)
+    np.savez_compressed(folder / f"{drafter.name}.npz", **arrays)  # type: ignore[arg-type]
+    logits = arrays["guess_logits"]
+    n_apart = len(np.unique(logits.argmax(axis=1)))
+    print(f"{drafter.name}: std {logits.std():.2f}, {n_apart} tokens in {len(logits)}", flush=True)
+
+
 def main() -> None:
     """Write every fixture, or those named."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -167,6 +222,9 @@ def main() -> None:
     for model in MODELS:
         if not options.names or model.name in options.names:
             make(model, folder)
+    for drafter in DRAFTERS:
+        if not options.names or drafter.name in options.names:
+            make_drafter(drafter, folder)
 
 
 if __name__ == "__main__":

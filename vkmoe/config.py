@@ -211,8 +211,9 @@ class EngineConfig:
     draft: Literal["auto", DraftWay] = option(
         "auto",
         "Guess the next tokens and verify several at once: the same text, sooner. They are guessed "
-        "by a layer that a model's file has for this (mtp), or from where the last ones stood "
-        "before in the text (lookup). By default (auto) it is mtp where that is predicted to pay.",
+        "by a layer of the model, or by a small model made with it (mtp), or from where the last "
+        "ones stood before in the text (lookup). By default (auto) it is mtp where that is "
+        "predicted to pay.",
     )
     draft_tokens: int = option(
         1,
@@ -222,8 +223,8 @@ class EngineConfig:
     )
     draft_model: str | None = option(
         None,
-        "The file with the layer that --draft mtp guesses by. Default: the model's own, or a file "
-        "called mtp-*.gguf beside it that was made with it.",
+        "The file with the layer or the small model that --draft mtp guesses by. Default: the "
+        "model's own, or one beside it that was made with it: mtp-*.gguf or *assistant*.gguf.",
         metavar="FILE",
     )
     validation: bool = option(

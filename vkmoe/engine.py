@@ -44,7 +44,7 @@ from vkmoe.gpu.program import Program
 from vkmoe.interrupts import at_checkpoints, checkpoint
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile, open_model
-from vkmoe.models.ahead import AheadDecoder
+from vkmoe.models.ahead import AheadDecoder, DraftDecoder
 from vkmoe.models.decoder import Decoder
 from vkmoe.models.kept import Kept, oldest_start
 from vkmoe.models.kv_caches import KvCaches
@@ -211,14 +211,9 @@ class Engine(Closing):
         weights = self._ahead_weights
         if weights is None:
             return None
-        decoder = AheadDecoder(
-            self.spec.of_ahead,
-            self.tuning,
-            weights.model,
-            self.workspace,
-            self._caches.addresses[self.spec.n_layers :],
-            ahead=weights,
-        )
+        kind = AheadDecoder if self.spec.drafter is None else DraftDecoder
+        caches, spec = self._caches.addresses[self.spec.n_layers :], self.spec.of_ahead
+        decoder = kind(spec, self.tuning, weights.model, self.workspace, caches, ahead=weights)
         return AheadPrograms(self._backend, self._programs, decoder)
 
     def _renew(self) -> None:

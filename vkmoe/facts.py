@@ -176,6 +176,11 @@ class AttentionSpec:
         """Count the elements that the output projection reads."""
         return self.q_width
 
+    @property
+    def cached(self) -> AttentionSpec:
+        """Describe what the caches have: alike where layers can see the same ones."""
+        return replace(self, own_kv=True, n_heads=self.n_kv_heads)
+
 
 @dataclass(frozen=True)
 class LatentSpec:
@@ -314,7 +319,8 @@ class ModelSpec:
 
     The layer `ahead` guesses the token after the next one (multi-token prediction, DeepSeek-V3,
     arXiv:2412.19437, section 2.2), from the state of a token as the output matrix reads it and the
-    embedding of the next token.
+    embedding of the next token. A `drafter` does so in its place: a model no wider, with layers and
+    an output matrix of its own, which sees keys and values of this one and keeps none.
     """
 
     architecture: str
@@ -331,6 +337,7 @@ class ModelSpec:
     input_width: int = 0  # of what a token brings to each layer besides the state; 0: nothing
     n_ahead_layers: int = 0  # of the file, behind the others
     ahead: LayerSpec | None = None  # the first of these; None: nothing is guessed with it
+    drafter: ModelSpec | None = None
 
     @property
     def n_layers(self) -> int:
@@ -338,12 +345,16 @@ class ModelSpec:
 
     @property
     def kept_layers(self) -> tuple[LayerSpec, ...]:
-        """List the layers that keep something of sequences: the one that guesses is the last."""
-        return self.layers if self.ahead is None else (*self.layers, self.ahead)
+        """List the layers that keep something of sequences: what guesses is behind the others."""
+        if self.ahead is None and self.drafter is None:
+            return self.layers
+        return (*self.layers, *self.of_ahead.layers)
 
     @cached_property
     def of_ahead(self) -> ModelSpec:
-        """Describe the layer that guesses as a model. Must hold: there is one."""
+        """Describe what guesses as a model. Must hold: there is such a thing."""
+        if self.drafter is not None:
+            return self.drafter
         assert self.ahead is not None, self.name
         return replace(self, layers=(self.ahead,), ahead=None)
 
@@ -580,12 +591,3 @@ class MemoryPlan:
                 continue
             totals[line.heap] = totals.get(line.heap, 0) + line.n_bytes
         return totals
-
-
-def in_mib(n_bytes: int) -> str:
-    """Write bytes for people: whole MiB, tenths where they are few, or KiB."""
-    mib = 1 << 20
-    if 0 < n_bytes < mib:
-        return f"{-(-n_bytes // 1024):,} KiB"
-    digits = 1 if 0 < n_bytes < 10 * mib else 0
-    return f"{max(0, n_bytes) / mib:,.{digits}f} MiB"

@@ -103,6 +103,15 @@ def parse_size(text: str) -> int:
     return int(value)
 
 
+def in_mib(n_bytes: int) -> str:
+    """Write bytes for people: whole MiB, tenths where they are few, or KiB."""
+    mib = 1 << 20
+    if 0 < n_bytes < mib:
+        return f"{-(-n_bytes // 1024):,} KiB"
+    digits = 1 if 0 < n_bytes < 10 * mib else 0
+    return f"{max(0, n_bytes) / mib:,.{digits}f} MiB"
+
+
 def parse_margin(text: str) -> int:
     """Read a size as `parse_size` does, or 0."""
     return 0 if text.strip() == "0" else parse_size(text)

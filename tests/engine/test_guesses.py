@@ -1,7 +1,9 @@
-"""A layer of the model guesses tokens ahead: as transformers has it, and no text shows it."""
+"""A layer of the model, or a drafter, guesses tokens ahead: as transformers has it, and no text
+shows it."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +13,51 @@ from numpy.typing import NDArray
 
 from tests.engine.caches import rounding, slow_reads
 from tests.engine.test_context import grow_in_steps
-from tests.engine.tiny import Tensor, expected, lengthened, model_path, rewrite
+from tests.engine.tiny import (
+    Change,
+    Tensor,
+    expected,
+    lengthened,
+    model_path,
+    rewrite,
+    with_metadata,
+)
 from tests.gpu.checker import unguarded
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError
+from vkmoe.errors import ModelFileError, UnsupportedModelError, UsageError, VkmoeError
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.llm import LLM
-from vkmoe.models import open_model
+from vkmoe.models import ModelFile, open_model
+from vkmoe.models.ahead_file import with_ahead
 
 pytestmark = pytest.mark.usefixtures("one_device")
 GUESSING = (
     *("qwen35moe_odd", "qwen35_dense", "glm4moe_odd", "glm4moe_groups", "hyv3_odd"),
     *("deepseek2_all_experts", "glmdsa_odd", "qwen3next_odd"),
 )
+DRAFTERS = {"drafter_gemma4_wide": "gemma4_wide", "drafter_gemma4_shared": "gemma4_shared"}
 # Of the largest logit. Behind so many norms float32 of transformers itself errs by 1.1e-5.
 TOLERANCE = 1e-5
 
 
+def draft_model(name: str) -> str | None:
+    """The file of what guesses, where it is not in the model's own."""
+    return str(model_path(name)) if name in DRAFTERS else None
+
+
+def guessed_for(name: str) -> ModelFile:
+    """The model that has a layer that guesses, or is a drafter's, with a context of 96 tokens."""
+    return lengthened(model_path(DRAFTERS.get(name, name)), 96)
+
+
 def engine_of(name: str, **options: Any) -> Engine:
     types: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32"}
-    config = EngineConfig(draft="mtp", ctx_size=96, parallel=2, **types, **options)
-    return Engine(lengthened(model_path(name), 96), config, checks=True)
+    options |= {"draft_model": draft_model(name), "ctx_size": 96, "parallel": 2}
+    config = EngineConfig(draft="mtp", **types, **options)
+    return Engine(with_ahead(guessed_for(name), config), config, checks=True)
 
 
 def guessed(engine: Engine, tokens: list[int], cuts: list[int], phase: Phase) -> NDArray[Any]:
@@ -49,7 +72,7 @@ def guessed(engine: Engine, tokens: list[int], cuts: list[int], phase: Phase) ->
             tuple(tokens[first:end]), tuple(range(first, end)), (1,) * n, (True,) * n, phase
         )
         engine.run(batch)
-        n_wanted = min(n, engine.max_logit_rows)
+        n_wanted = min(n, engine.max_logit_rows, engine.max_decode_rows)
         wanted = [False] * (n - n_wanted) + [True] * n_wanted
         guesses = engine.guess(tokens[first + 1 : end + 1], wanted, 1)
         found += [np.zeros(engine.n_vocab, np.float32)] * (n - n_wanted)
@@ -60,12 +83,13 @@ def guessed(engine: Engine, tokens: list[int], cuts: list[int], phase: Phase) ->
 
 
 @pytest.mark.parametrize("device", ["vulkan", "cpu"])
-@pytest.mark.parametrize("name", GUESSING)
+@pytest.mark.parametrize("name", (*GUESSING, *DRAFTERS))
 @pytest.mark.sample(5)
 def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
     """In rows of prompts and in rows that are decoded, wherever these are cut."""
     stored = expected(name)
-    tokens, wanted = stored["tokens"].tolist(), stored["guess_logits"]
+    tokens = expected(DRAFTERS.get(name, name))["tokens"].tolist()
+    wanted = stored["guess_logits"]
     most, n_all = np.abs(wanted).max() * TOLERANCE, len(wanted)
     options = {"device": "cpu"} if device == "cpu" else {}
     with engine_of(name, **options, ubatch_size=16) as engine:
@@ -74,7 +98,7 @@ def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
                 cuts = [*range(n_all % step, n_all + 1, step)]  # the last batch is a whole one
                 found = guessed(engine, tokens, cuts[not cuts[0] :], phase)  # type: ignore[arg-type]
                 ran = found.any(axis=1)
-                assert ran.sum() >= min(step, engine.max_logit_rows)
+                assert ran.sum() >= min(step, engine.max_decode_rows)
                 allowed = rounding(engine, TOLERANCE) if phase == "prompt" else TOLERANCE
                 apart = np.abs(found[ran] - wanted[ran]).max()
                 assert apart <= allowed * np.abs(wanted).max(), (phase, step)
@@ -85,7 +109,7 @@ def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
         np.testing.assert_allclose(logits, stored["further_logits"], rtol=0, atol=most)
 
 
-@pytest.mark.parametrize("name", GUESSING)
+@pytest.mark.parametrize("name", (*GUESSING, *DRAFTERS))
 @pytest.mark.sample(3)
 def test_every_barrier_of_guesses_is_needed(name: str) -> None:
     """An independent judge finds nothing unguarded, and misses each barrier that is taken away."""
@@ -120,7 +144,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", GUESSING)
+@pytest.mark.parametrize("name", (*GUESSING, *DRAFTERS))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sample(2)
 def test_a_text_does_not_depend_on_guesses(
@@ -136,9 +160,10 @@ def test_a_text_does_not_depend_on_guesses(
     drafts: tuple[tuple[DraftWay, int], ...] = (("none", 1), ("mtp", 1), ("mtp", 3))
     for draft, n_tokens in drafts:
         config = EngineConfig(
-            ctx_size=96, parallel=3, ubatch_size=16, draft=draft, draft_tokens=n_tokens, **options
-        )
-        with LLM(lengthened(model_path(name), 96), config) as llm:
+            ctx_size=96, parallel=3, ubatch_size=16, draft=draft, draft_tokens=n_tokens,
+            draft_model=draft_model(name) if draft == "mtp" else None, **options,
+        )  # fmt: skip
+        with LLM(guessed_for(name), config) as llm:
             found[draft, n_tokens] = [
                 llm.generate(
                     prompts, max_tokens=24, ignore_eos=True, n_logprobs=3, temp=temp, seed=5
@@ -218,10 +243,73 @@ def test_the_layer_may_be_in_a_file_of_its_own(name: str, tmp_path: Path) -> Non
             assert result.token_ids == wanted and result.statistics.n_drafted_tokens > 0
 
 
+def renamed(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    metadata["general.name"] = "Gemma4 wide, assistant"
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_is_found_beside_its_model(name: str, tmp_path: Path) -> None:
+    """By its file's name and by its own, which others' have not; it is no model itself."""
+    target = model_path(DRAFTERS[name])
+    path = shutil.copy(target, tmp_path / "model.gguf")
+    drafter = rewrite(model_path(name), tmp_path / "model-assistant-q8.gguf", renamed)
+    others = {*DRAFTERS.values(), "gemma4_dense"} - {DRAFTERS[name]}
+    with LLM(path, ctx_size=64, draft="none") as llm:
+        wanted = llm.generate([5, 6, 7], max_tokens=8, temp=0, ignore_eos=True).token_ids
+    for draft_model in (str(drafter), *[None] * (name == "drafter_gemma4_wide")):
+        with LLM(path, ctx_size=64, draft="mtp", draft_model=draft_model) as llm:
+            result = llm.generate([5, 6, 7], max_tokens=8, temp=0, ignore_eos=True)
+            assert result.token_ids == wanted and result.statistics.n_drafted_tokens > 0
+    if name != "drafter_gemma4_wide":
+        with pytest.raises(UsageError, match="no layer that guesses"):
+            LLM(path, ctx_size=64, draft="mtp")
+    for other in others:
+        with pytest.raises(UnsupportedModelError, match="another model"):
+            LLM(model_path(other), ctx_size=64, draft="mtp", draft_model=str(drafter))
+    with pytest.raises(ModelFileError, match="small model that guesses"):
+        open_model(drafter)
+
+
 DAMAGED: dict[str, tuple[str, type[Exception], str]] = {
     "missing": ("blk.4.nextn.hnorm.weight", ModelFileError, "is missing"),
     "of experts": ("blk.4.ffn_down_exps.weight", ModelFileError, "is missing"),
 }
+
+
+def without_tensor(name: str) -> Change:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        del tensors[f"{name}.weight"]
+
+    return change
+
+
+def of_drafter(key: str, value: Any) -> Change:
+    return with_metadata({f"gemma4-assistant.{key}": value})
+
+
+BAD_DRAFTERS: dict[str, tuple[Change, str]] = {
+    "no embeddings": (without_tensor("token_embd"), "another model"),
+    "no queries": (without_tensor("blk.1.attn_q"), "blk.1.attn_q.weight is missing"),
+    "no input": (without_tensor("nextn.pre_projection"), "pre_projection.weight is missing"),
+    "no next state": (without_tensor("nextn.post_projection"), "post_projection.weight is missing"),
+    "own keys": (of_drafter("attention.shared_kv_layers", 1), "must be 2|is 1"),
+    "few layers": (of_drafter("nextn_predict_layers", 1), "must be 2|is 1"),
+    "other states": (of_drafter("embedding_length_out", 32), "another model"),
+    "no states": (of_drafter("embedding_length_out", None), "embedding_length_out"),
+    "other heads": (of_drafter("attention.head_count_kv", [2, 2]), "another model"),
+    "other window": (of_drafter("attention.sliding_window", 7), "another model"),
+    "no window": (of_drafter("attention.sliding_window", 0), "must be between 1 and"),
+    "unknown": (of_drafter("attention.scale", 2.0), "unknown metadata"),
+}
+
+
+@pytest.mark.parametrize("how", BAD_DRAFTERS)
+def test_a_bad_drafter_is_refused(how: str, tmp_path: Path) -> None:
+    change, words = BAD_DRAFTERS[how]
+    path = rewrite(model_path("drafter_gemma4_wide"), tmp_path / "drafter.gguf", change)
+    with pytest.raises(VkmoeError, match=words) as caught:
+        LLM(model_path("gemma4_wide"), ctx_size=64, draft="mtp", draft_model=str(path))
+    assert str(path) in str(caught.value) and caught.value.hint
 
 
 @pytest.mark.parametrize("how", DAMAGED)

@@ -137,6 +137,14 @@ MIXED: dict[str, tuple[str, dict[str, Any]]] = {
     "latent": ("deepseek2_lite", {}),
     "kept as they are read": ("moe_plain", {"expert_slots": 2, "promote_on_read": True}),
     "guessed by a layer": ("qwen35moe_odd", {"draft": "mtp", "draft_tokens": 2}),
+    "guessed by a drafter": (
+        "gemma4_wide",
+        {
+            "draft": "mtp",
+            "draft_tokens": 2,
+            "draft_model": str(model_path("drafter_gemma4_wide")),
+        },
+    ),
     "gathered": ("qwen2moe_plain", {"expert_slots": 2, "miss": "gather"}),
     "stepped": ("moe_plain", {"expert_slots": 2, "executor": "stepped"}),
     "in groups": ("moe_plain", {"expert_slots": 1, "host_pool": "100KiB", "miss": "gather"}),

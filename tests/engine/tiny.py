@@ -34,6 +34,7 @@ KINDS = {
     "qwen35": "qwen35",
     "qwen3next": "qwen3next",
     "gemma4": "gemma4",
+    "drafter": "gemma4-assistant",
     "glm4moe": "glm4moe",
     "ernie45moe": "ernie4_5-moe",
     "dots1": "dots1",

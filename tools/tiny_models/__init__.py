@@ -23,7 +23,9 @@ from tools.tiny_models import (
 )
 from tools.tiny_models.model import TinyModel
 
-__all__ = ["MODELS", "TinyModel"]
+__all__ = ["DRAFTERS", "MODELS", "TinyModel"]
+
+DRAFTERS = gemma4.DRAFTERS  # each guesses tokens for one of the models
 
 MODELS: tuple[TinyModel, ...] = (
     *qwen3.MODELS,

@@ -1,5 +1,6 @@
 """Tiny models of `gemma4`: windows in most layers, norms behind every block, a dense block beside
-the experts; layers that see what earlier ones keep, and embeddings for each layer.
+the experts; layers that see what earlier ones keep, and embeddings for each layer. And small models
+of `gemma4-assistant` that guess tokens for them.
 
 Layers that see all have wider heads, fewer of keys, and values made of the keys' projection; of
 each head a part turns, whose pairs are spread over all of it.
@@ -245,4 +246,51 @@ MODELS = (
            n_tokens=30, keys_are_values=False, shared=3, doubled=True, input=64, eps=1e-3),
     Gemma4("gemma4_shared", 32, 5, 6, 2, 32, 32, full=(1, 4), wide=64, wide_kv=2, window=4,
            cap=30.0, shared=2, kept=True, scaled=False, input=96, experts=5, top_k=2),
+    Gemma4("gemma4_wide", 64, 3, 4, 2, 32, 64, full=(2,), experts=4, top_k=2, n_tokens=30),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drafter(Gemma4):
+    """Guesses tokens for `target`, of which its layers see keys and values."""
+
+    target: str = ""
+    target_hidden: int = 32
+
+    architecture, hf_kind = "gemma4-assistant", "Gemma4Assistant"
+
+    @property
+    def hf_config(self) -> str:
+        return "Gemma4AssistantConfig"
+
+    def draw(self, seed: int) -> Weights:
+        draw = Draw(seed + 3)
+        return super().draw(seed) | {
+            "nextn.pre_projection.weight": draw.matrix(self.hidden, 2 * self.target_hidden),
+            "nextn.post_projection.weight": draw.matrix(self.target_hidden, self.hidden),
+        }
+
+    def add_metadata(self, writer: gguf.GGUFWriter) -> None:
+        super().add_metadata(writer)
+        writer.add_uint32(f"{self.architecture}.embedding_length_out", self.target_hidden)
+        writer.add_nextn_predict_layers(self.layers)
+
+    def hf_options(self) -> dict[str, Any]:
+        text = super().hf_options() | {"model_type": "gemma4_text", "vocab_size_per_layer_input": 0}
+        return {
+            "text_config": text,
+            "backbone_hidden_size": self.target_hidden,
+            "attn_implementation": "eager",
+        }
+
+    def hf_state(self, weights: Weights) -> Weights:
+        parts = ("pre_projection.weight", "post_projection.weight")
+        return super().hf_state(weights) | {part: weights[f"nextn.{part}"] for part in parts}
+
+
+DRAFTERS = (
+    Drafter("drafter_gemma4_wide", 32, 2, 6, 2, 32, 96, full=(1,), shared=2,
+            target="gemma4_wide", target_hidden=64),
+    Drafter("drafter_gemma4_shared", 32, 3, 8, 2, 32, 96, full=(0, 2), shared=3, wide_kv=2,
+            window=4, scaled=False, target="gemma4_shared"),
 )  # fmt: skip

@@ -205,11 +205,11 @@ def mode_line(plan: MemoryPlan) -> str:
 
 
 def guess_line(plan: MemoryPlan) -> str:
-    """Say in a line how many tokens a layer of the model guesses ahead; empty where it does not."""
+    """Say in a line how many tokens are guessed ahead at a time; empty where none are."""
     if not plan.n_guesses:
         return ""
     tokens = "a token" if plan.n_guesses == 1 else f"{plan.n_guesses} tokens"
-    return f"{tokens} ahead, by a layer of the model (--draft mtp)"
+    return f"{tokens} ahead (--draft mtp)"
 
 
 def cpu_notes(chosen: DeviceInfo, wanted: str | None) -> Iterator[str]:

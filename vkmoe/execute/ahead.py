@@ -1,16 +1,16 @@
-"""Runs the layer that guesses tokens ahead, behind a batch of the model's own programs."""
+"""Runs what guesses tokens ahead, a layer or a drafter, behind a batch of the model's programs."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 
-from vkmoe.batch import BatchKind, TokenBatch, TopLogits
+from vkmoe.batch import BatchKind, TokenBatch
 from vkmoe.execute.recorder import Recorded, Recorder, TokenPrograms
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Bound
 from vkmoe.kernels.logits.operations import PROOF_WORDS
-from vkmoe.models.ahead import AheadDecoder
+from vkmoe.models.ahead import GuessDecoder
 from vkmoe.models.workspace import FEW_ROWS
 
 
@@ -18,7 +18,7 @@ class AheadPrograms:
     """Holds the programs of guesses. They share the tensors of the model's, and what these exchange
     with the host; each kind is recorded when it is first needed."""
 
-    def __init__(self, backend: Backend, programs: TokenPrograms, decoder: AheadDecoder) -> None:
+    def __init__(self, backend: Backend, programs: TokenPrograms, decoder: GuessDecoder) -> None:
         """Begin with nothing recorded; `programs` are the model's."""
         self._backend, self._programs, self._decoder = backend, programs, decoder
         self._recorded: dict[tuple[BatchKind, bool], Recorded] = {}
@@ -27,25 +27,30 @@ class AheadPrograms:
         """Guess up to `n_tokens` behind each row that wants logits; raises GpuErrors.
 
         The rows are those of the model's last batch, each with the token behind it. The caches have
-        `n_positions`. All rows are run, so that later guesses can look back at them.
+        `n_positions`. A layer runs all rows, so that later guesses can look back at them.
         """
         wanted = [row for row, wants in enumerate(batch.wants_logits) if wants]
         found: list[list[int]] = [[] for _ in wanted]
-        tops, positions = self._run(batch, False), [batch.positions[row] for row in wanted]
-        regions = tuple(batch.sequences[row] for row in wanted)
+        step, regions = self._decoder.step, tuple(batch.sequences[row] for row in wanted)
+        if not wanted and not step:
+            return found
+        self._run(batch, False)
+        tokens = tuple(batch.tokens[row] for row in wanted)
+        positions = tuple(batch.positions[row] for row in wanted)
+        if not step:  # what ran has but taken over the states
+            self._run(TokenBatch(tokens, positions, regions, (True,) * len(wanted)), True)
         while found:
-            tokens = tuple(int(top.ids[0]) for top in tops)
+            tokens = tuple(int(top.ids[0]) for top in self._programs.tops(len(wanted)))
             for guessed, token in zip(found, tokens, strict=True):
                 guessed.append(token)
-            positions = [position + 1 for position in positions]
+            positions = tuple(position + step for position in positions)
             if len(found[0]) >= n_tokens or max(positions) >= n_positions:
                 break
-            wants = (True,) * len(tokens)
-            tops = self._run(TokenBatch(tokens, tuple(positions), regions, wants), True)
+            self._run(TokenBatch(tokens, positions, regions, (True,) * len(wanted)), True)
         return found
 
-    def _run(self, batch: TokenBatch, follows: bool) -> tuple[TopLogits, ...]:
-        """Run the program of a batch; return the largest logits of each row that wants any."""
+    def _run(self, batch: TokenBatch, follows: bool) -> None:
+        """Run the program of a batch."""
         recorded, io = self._recording(batch, follows), self._programs.io
         table = self._decoder.weights.expert_table.start
         for queue in recorded.queues():
@@ -57,7 +62,6 @@ class AheadPrograms:
             for submit in queue:
                 submit.took((time.perf_counter_ns() - began) / len(queue))
             io.receive(len(segments))
-        return self._programs.tops(sum(batch.wants_logits))
 
     def _recording(self, batch: TokenBatch, follows: bool) -> Recorded:
         """Return what is recorded for the smallest kind that takes a batch."""

@@ -64,6 +64,10 @@ ARCHITECTURES = {
 }
 
 
+# Of small models that guess tokens for another; `drafter_of` reads them.
+DRAFTERS = {"gemma4-assistant": gemma4.read_drafter}
+
+
 def read_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a model file, without the layer that guesses tokens ahead.
 
@@ -75,6 +79,8 @@ def read_spec(file: GgufFile) -> ModelSpec:
 def read_whole_spec(file: GgufFile) -> ModelSpec:
     """Read the spec of a file with the layer that guesses, whether the file has it or not."""
     architecture = file.require("general.architecture", str)
+    if architecture in DRAFTERS:
+        raise _no_model(file, "a small model that guesses tokens for another")
     reader = ARCHITECTURES.get(architecture)
     if reader is None:
         raise UnsupportedModelError(
@@ -86,10 +92,10 @@ def read_whole_spec(file: GgufFile) -> ModelSpec:
 
 @dataclass(frozen=True)
 class AheadFile:
-    """Holds the file that has the layer which guesses tokens ahead, and the layer's description."""
+    """Holds the file of what guesses tokens ahead, and its description: a layer, or a drafter."""
 
     file: GgufFile
-    layer: LayerSpec
+    guesser: LayerSpec | ModelSpec
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,11 @@ class ModelFile(Closing):
                 f"{self.file.path} has no layer that guesses tokens ahead",
                 "name a file that has it with --draft-model, or use --draft lookup",
             )
-        spec = replace(self.spec, ahead=self.ahead.layer)
+        guesser = self.ahead.guesser
+        if isinstance(guesser, ModelSpec):
+            spec = replace(self.spec, drafter=guesser)
+        else:
+            spec = replace(self.spec, ahead=guesser)
         tensors = replace(self.tensors, ahead=read_ahead(self.ahead.file, spec))
         return replace(self, spec=spec, tensors=tensors)
 
@@ -147,12 +157,21 @@ def model_of(file: GgufFile) -> ModelFile:
     """Read all of a model file but its weights and its tokenizer."""
     whole, spec = read_whole_spec(file), read_spec(file)
     if is_ahead_alone(file, spec):
-        raise ModelFileError(
-            f"{file.path} has no model, but the layer that guesses tokens ahead for one",
-            "give the model's file, and this one with --draft-model",
-        )
+        raise _no_model(file, "the layer that guesses tokens ahead for one")
     ahead = AheadFile(file, whole.ahead) if whole.ahead and has_ahead(file, spec) else None
     return ModelFile(file, spec, read_tensors(file, spec), ahead)
+
+
+def drafter_of(file: GgufFile) -> ModelSpec | None:
+    """Read the spec of a drafter; None: the file has none. Raises as `read_spec` does."""
+    reader = DRAFTERS.get(file.require("general.architecture", str))
+    return reader(file) if reader is not None else None
+
+
+def _no_model(file: GgufFile, found: str) -> ModelFileError:
+    """Say that a file has but a part that others need."""
+    hint = "give the model's file, and this one with --draft-model"
+    return ModelFileError(f"{file.path} has no model, but {found}", hint)
 
 
 def has_ahead(file: GgufFile, spec: ModelSpec) -> bool:

@@ -1,24 +1,25 @@
-"""Finds the file that has the layer which guesses tokens ahead, where the model's own has none.
+"""Finds the file of what guesses tokens ahead, where the model's own has nothing of the kind.
 
-Such files are called `mtp-*.gguf` and lie beside the model. They have the metadata of the model
-they are for, and none of its layers.
+Such files lie beside the model. Those called `mtp-*.gguf` have a layer, the metadata of the model
+they are for, and none of its layers; those with `assistant` in their name have a drafter.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
-from vkmoe.facts import ModelSpec
+from vkmoe.facts import AttentionSpec, LayerSpec, ModelSpec
 from vkmoe.gguf_file import GgufFile, open_gguf
-from vkmoe.models import AheadFile, ModelFile, has_ahead, read_whole_spec
+from vkmoe.models import AheadFile, ModelFile, drafter_of, has_ahead, read_whole_spec
 
 log = logging.getLogger("vkmoe")
-PATTERN = "mtp-*.gguf"
+PATTERNS = ("mtp-*.gguf", "*assistant*.gguf")
 
 
 def with_ahead(model: ModelFile, config: EngineConfig) -> ModelFile:
@@ -30,7 +31,8 @@ def with_ahead(model: ModelFile, config: EngineConfig) -> ModelFile:
         return replace(model, ahead=_open(Path(config.draft_model), model))
     if model.ahead is not None or config.draft not in ("auto", "mtp"):
         return model
-    for path in sorted(Path(model.file.path).parent.glob(PATTERN)):
+    folder = Path(model.file.path).parent
+    for path in sorted(path for pattern in PATTERNS for path in folder.glob(pattern)):
         try:
             found = _open(path, model)
             if _name(found.file) != _name(model.file):
@@ -49,18 +51,32 @@ def _open(path: Path, model: ModelFile) -> AheadFile:
     with ExitStack() as unless_fitting:
         file = open_gguf(path)
         unless_fitting.callback(file.close)
-        spec, wanted = read_whole_spec(file), model.spec
-        if spec.ahead is None or not has_ahead(file, spec):
+        guesser: LayerSpec | ModelSpec | None = drafter_of(file)
+        if isinstance(guesser, ModelSpec):
+            fits = _fits(guesser, file, model.spec)
+        else:
+            spec = read_whole_spec(file)
+            guesser, fits = spec.ahead, _sizes(spec) == _sizes(model.spec)
+            if guesser is None or not has_ahead(file, spec):
+                raise UnsupportedModelError(
+                    f"{path} has no layer that guesses tokens ahead", "leave out --draft-model"
+                )
+        if not fits:
             raise UnsupportedModelError(
-                f"{path} has no layer that guesses tokens ahead", "leave out --draft-model"
-            )
-        if _sizes(spec) != _sizes(wanted):
-            raise UnsupportedModelError(
-                f"{path} guesses tokens for another model than {wanted.name}",
+                f"{path} guesses tokens for another model than {model.spec.name}",
                 "name the file that was made with the model",
             )
         unless_fitting.pop_all()
-    return AheadFile(file, spec.ahead)
+    return AheadFile(file, guesser)
+
+
+def _fits(drafter: ModelSpec, file: GgufFile, spec: ModelSpec) -> bool:
+    """Say whether a drafter reads states, tokens, keys and values such as a model has."""
+    kept = {mixer.cached for mixer in spec.mixers if isinstance(mixer, AttentionSpec)}
+    seen = {mixer.cached for mixer in drafter.mixers if isinstance(mixer, AttentionSpec)}
+    width = file.require(f"{drafter.architecture}.embedding_length_out", int)
+    alike = (drafter.n_vocab, width) == (spec.n_vocab, spec.width)
+    return alike and drafter.width <= spec.width and seen <= kept
 
 
 def _sizes(spec: ModelSpec) -> tuple[object, ...]:
@@ -69,5 +85,6 @@ def _sizes(spec: ModelSpec) -> tuple[object, ...]:
 
 
 def _name(file: GgufFile) -> str:
-    """Name what a file was made from."""
-    return file.get("general.name", str, "")
+    """Name the model that a file was made from, or for."""
+    name = re.sub("[^a-z0-9]", "", file.get("general.name", str, "").lower())
+    return name.removesuffix("assistant")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,11 +52,22 @@ def cache_layouts(
 
     Every table and every layer has memory of its own.
     """
-    found = [([kept.n_positions * rope.dim * 4], 1) for rope in spec.ropes]
+    n_rows = rope_rows(spec, kept.n_positions)
+    found = [([n_rows * rope_row_bytes(rope)], 1) for rope in spec.ropes]
     for mixer, n_layers in spec.n_layers_of.items():
         sizes = [n_bytes * n_regions for n_bytes in state_bytes(mixer, kept)]
         found.append((sizes, n_layers))
     return [(lay_out_spans(device, spans), n_alike) for spans, n_alike in found]
+
+
+def rope_row_bytes(rope: RopeSpec) -> int:
+    """Count the bytes of a position's row in a rotary table: cosine and sine of each pair, f32."""
+    return rope.dim * 4
+
+
+def rope_rows(spec: ModelSpec, n_positions: int) -> int:
+    """Count the rows of a rotary table: drafters turn queries as those of the position behind."""
+    return n_positions + (spec.drafter is not None)
 
 
 def caching_layers(spec: ModelSpec) -> tuple[int, ...]:
@@ -67,10 +78,9 @@ def caching_layers(spec: ModelSpec) -> tuple[int, ...]:
     last: dict[Mixer, int] = {}
     found = []
     for index, layer in enumerate(spec.kept_layers):
-        kind = layer.mixer
-        if isinstance(kind, AttentionSpec) and not kind.own_kv:
-            kind = replace(kind, own_kv=True)
-        else:
+        mixer = layer.mixer
+        kind = mixer.cached if isinstance(mixer, AttentionSpec) else mixer
+        if not isinstance(mixer, AttentionSpec) or mixer.own_kv:
             last[kind] = index
         found.append(last[kind])
     return tuple(found)
@@ -122,7 +132,7 @@ class KvCaches(Closing):
         self._layers: list[_LayerCaches] = []
         try:
             for rope in spec.ropes:
-                self._ropes[rope] = _RopeTable(device, rope, n_positions, self._longest)
+                self._ropes[rope] = self._rope_table(rope, n_positions)
             for layer in spec.kept_layers:
                 kernel = kernels[layer.mixer].of_context(n_positions)
                 self._layers.append(_LayerCaches(device, kernel, plan.n_regions))
@@ -139,17 +149,25 @@ class KvCaches(Closing):
 
     @property
     def addresses(self) -> tuple[KvAddresses, ...]:
-        """Return where the caches of each layer are now, that of the one that guesses last."""
-        layers = zip(caching_layers(self._spec), self._spec.kept_layers, strict=True)
+        """Return where the caches of each layer are now, of those that guess behind the others."""
         return tuple(
             KvAddresses(
-                held.n_positions, self.n_regions, self._rope_of(layer.mixer), held.addresses
+                self._layers[index].n_positions,
+                self.n_regions,
+                self._rope_of(layer),
+                self._layers[index].addresses,
             )
-            for held, layer in ((self._layers[index], layer) for index, layer in layers)
+            for layer, index in enumerate(caching_layers(self._spec))
         )
 
-    def _rope_of(self, mixer: Mixer) -> int:
-        return 0 if isinstance(mixer, DeltaNetSpec) else self._ropes[mixer.rope].address
+    def _rope_of(self, layer: int) -> int:
+        """Return where rows of angles begin for a kept layer; 0: it needs none."""
+        spec = self._spec
+        mixer = spec.kept_layers[layer].mixer
+        if isinstance(mixer, DeltaNetSpec):
+            return 0
+        is_drafting = spec.drafter is not None and layer >= spec.n_layers
+        return self._ropes[mixer.rope].address + is_drafting * rope_row_bytes(mixer.rope)
 
     @property
     def n_bytes(self) -> int:
@@ -178,8 +196,12 @@ class KvCaches(Closing):
     def _resize_ropes(self, n_positions: int, _: Sequence[int]) -> None:
         for rope, held in self._ropes.items():
             if held.n_positions != n_positions:
-                self._ropes[rope] = _RopeTable(self._device, rope, n_positions, self._longest)
+                self._ropes[rope] = self._rope_table(rope, n_positions)
                 held.close()
+
+    def _rope_table(self, rope: RopeSpec, n_positions: int) -> _RopeTable:
+        n_more = rope_rows(self._spec, n_positions) - n_positions
+        return _RopeTable(self._device, rope, n_positions, n_more, self._longest)
 
     def _resize_layers(self, n_positions: int, filled: Sequence[int]) -> None:
         for index, held in enumerate(self._layers):
@@ -238,10 +260,13 @@ class KvCaches(Closing):
 
 
 class _RopeTable(Closing):
-    """Owns a rotary table. Raises OutOfMemoryError, DeviceLostError."""
+    """Owns a rotary table, with `n_more` rows than positions. Raises OutOfMemoryError,
+    DeviceLostError."""
 
-    def __init__(self, device: Device, rope: RopeSpec, n_positions: int, most: int) -> None:
-        table = rope_table(rope, n_positions, most).view(np.uint8).reshape(-1)
+    def __init__(
+        self, device: Device, rope: RopeSpec, n_positions: int, n_more: int, most: int
+    ) -> None:
+        table = rope_table(rope, n_positions + n_more, most).view(np.uint8).reshape(-1)
         self.n_positions = n_positions
         layout = lay_out_spans(device.info, [table.size])
         self._arena = Arena(device, "device", "KV cache", layout)

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError
-from vkmoe.facts import DeltaNetSpec, DeviceInfo, LatentSpec, ModelSpec, in_mib
+from vkmoe.facts import DeltaNetSpec, DeviceInfo, LatentSpec, ModelSpec
 from vkmoe.kernels.attention.shapes import MAX_CACHE_BYTES
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes, both
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.kept import Kept, ring_of, state_bytes
 from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, mixer_kernels
+from vkmoe.option_fields import in_mib
 
 SURE_CTX_SIZE, LEAST_CTX_SIZE = 8192, 512  # that there is room for unasked; at least
 FIRST_POSITIONS = 2048  # that KV caches begin with

@@ -121,28 +121,34 @@ class LayerTensors:
 
 @dataclass(frozen=True)
 class AheadTensors:
-    """Holds the layer that guesses tokens ahead; where it has no matrix of its own that a model has
-    too, that is None.
+    """Holds what guesses tokens ahead, a layer or a drafter; where it has no matrix of its own that
+    a model has too, that is None, and so is what a drafter alone has, or a layer.
 
-    Its first matrix reads the embedding of a token and a state, both normed: here it is two.
+    Its first matrix reads the embedding of a token and a state: here it is two.
     """
 
-    layer: LayerTensors
-    token_gain: FileVector
+    layers: tuple[LayerTensors, ...]
     token: FileMatrix
-    state_gain: FileVector
     state: FileMatrix
-    output_gain: FileVector | None
-    embeddings: FileMatrix | None
-    output: FileMatrix | None
+    token_gain: FileVector | None = None
+    state_gain: FileVector | None = None
+    output_gain: FileVector | None = None
+    embeddings: FileMatrix | None = None
+    output: FileMatrix | None = None
+    next_state: FileMatrix | None = None
+
+    @property
+    def experts(self) -> tuple[FeedForwardTensors, ...]:
+        """List the experts of its layers."""
+        return tuple(layer.block for layer in self.layers if layer.has_experts)
 
     @property
     def trunk(self) -> tuple[TrunkTensor, ...]:
         """List all, in the order of memory: with the experts, which are there once and for all."""
-        own = (self.token_gain, self.token, self.state_gain, self.state)
-        shared = (self.output_gain, self.embeddings, self.output)
-        block = (self.layer.block,) if self.layer.has_experts else ()
-        return (*block, *self.layer.trunk, *own, *(x for x in shared if x is not None))
+        layers = [tensor for layer in self.layers for tensor in layer.trunk]
+        own = (self.token, self.state, self.token_gain, self.state_gain, self.output_gain)
+        shared = (self.embeddings, self.output, self.next_state)
+        return (*self.experts, *layers, *(x for x in (*own, *shared) if x is not None))
 
 
 @dataclass(frozen=True)
@@ -230,20 +236,16 @@ def _inputs(find: _Finder, spec: ModelSpec) -> InputTensors:
 
 
 def read_ahead(file: GgufFile, spec: ModelSpec) -> AheadTensors:
-    """Find and check the layer that guesses tokens ahead, behind those of a model.
+    """Find and check the layer that guesses tokens ahead, behind those of a model, or a drafter.
 
-    The file is the model's, or one that has this layer alone. Raises as `read_tensors` does.
+    The file is the model's, or one that has this layer alone, or a drafter's. Raises as
+    `read_tensors` does.
     """
+    if spec.drafter is not None:
+        return _read_drafter(file, spec, spec.drafter)
     assert spec.ahead is not None, spec.name
     prefix, width = f"blk.{spec.n_layers}.", spec.width
     find = _Finder(file).within(prefix)
-    whole = find.matrix("nextn.eh_proj.weight", width, 2 * width).tensor
-    if width % TYPES[whole.type].block_weights:
-        raise UnsupportedModelError(
-            f"{file.path}: {whole.name} is of type {whole.type}, and has {width} columns of each "
-            "of two inputs, not a multiple of its blocks",
-            "leave out --draft mtp",
-        )
     own = {
         name: find.matrix(f"nextn.{name}.weight", spec.n_vocab, width)
         for name in ("embed_tokens", "shared_head_head")
@@ -251,17 +253,50 @@ def read_ahead(file: GgufFile, spec: ModelSpec) -> AheadTensors:
     }
     norm = "nextn.shared_head_norm.weight"
     found = AheadTensors(
-        _layer(find, spec, spec.ahead),
+        (_layer(find, spec, spec.ahead),),
+        *_halves(find, "nextn.eh_proj.weight", width, width),
         find.vector("nextn.enorm.weight", width),
-        Columns(whole, 0, width),
         find.vector("nextn.hnorm.weight", width),
-        Columns(whole, width, 2 * width),
         find.vector(norm, width) if find.has(norm) else None,
         own.get("embed_tokens"),
         own.get("shared_head_head"),
     )
     find.finish(prefix)
     return found
+
+
+def _read_drafter(file: GgufFile, spec: ModelSpec, drafter: ModelSpec) -> AheadTensors:
+    """Find and check the tensors of a drafter, which are all of its file."""
+    find, width = _Finder(file), drafter.width
+    for name in ("masked_embd_centroids.weight", "masked_embd_ordering", ROPE_FACTORS):
+        find.ignore(name)  # what chooses tokens of which logits are computed: here all are
+    found = AheadTensors(
+        tuple(
+            _layer(find.within(f"blk.{index}."), drafter, layer)
+            for index, layer in enumerate(drafter.layers)
+        ),
+        *_halves(find, "nextn.pre_projection.weight", width, spec.width),
+        output_gain=find.vector("output_norm.weight", width),
+        output=find.matrix("token_embd.weight", spec.n_vocab, width),
+        next_state=find.matrix("nextn.post_projection.weight", spec.width, width),
+    )
+    find.finish()
+    return found
+
+
+def _halves(find: _Finder, name: str, n_rows: int, n_columns: int) -> tuple[Columns, Columns]:
+    """Find a matrix that reads an embedding and a state, of so many columns each: here it is two.
+
+    Raises UnsupportedModelError where blocks of its type have columns of both.
+    """
+    whole = find.matrix(name, n_rows, 2 * n_columns).tensor
+    if n_columns % TYPES[whole.type].block_weights:
+        raise UnsupportedModelError(
+            f"{find.path}: {whole.name} is of type {whole.type}, and has {n_columns} columns of "
+            "each of two inputs, not a multiple of its blocks",
+            "leave out --draft mtp",
+        )
+    return Columns(whole, 0, n_columns), Columns(whole, n_columns, 2 * n_columns)
 
 
 def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
@@ -458,7 +493,7 @@ class _Finder:
     """
 
     def __init__(self, file: GgufFile) -> None:
-        self._path, self._tensors = file.path, file.tensors
+        self.path, self._tensors = file.path, file.tensors
         self._used: set[str] = set()
         self._prefix = ""
 
@@ -487,13 +522,13 @@ class _Finder:
         if not can_load(tensor.type):
             converted = sorted(kind for kind in TYPES if can_load(kind) and kind not in HAS_KERNEL)
             raise UnsupportedModelError(
-                f"{self._path}: {name} is of type {tensor.type}, which vkmoe cannot run",
+                f"{self.path}: {name} is of type {tensor.type}, which vkmoe cannot run",
                 f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}, and converts "
                 f"{', '.join(converted)}",
             )
         if shape[-1] % 32:
             raise UnsupportedModelError(
-                f"{self._path}: {name} has rows of {shape[-1]} weights, not a multiple of 32",
+                f"{self.path}: {name} has rows of {shape[-1]} weights, not a multiple of 32",
                 "vkmoe cannot run this model",
             )
         return FileMatrix(tensor)
@@ -504,7 +539,7 @@ class _Finder:
         other = next((tensor for tensor in tensors if tensor.type != tensors[0].type), None)
         if other is not None:
             raise UnsupportedModelError(
-                f"{self._path}: {other.name} is of type {other.type}, "
+                f"{self.path}: {other.name} is of type {other.type}, "
                 f"{tensors[0].name} of type {tensors[0].type}",
                 "vkmoe needs one type for all experts of a layer; convert the model again",
             )
@@ -514,7 +549,7 @@ class _Finder:
         """Find gains or biases, which are used as float32."""
         tensor = self._find(name, shape)
         if tensor.type not in VECTOR_TYPES:
-            message = f"{self._path}: {tensor.name} is of type {tensor.type}"
+            message = f"{self.path}: {tensor.name} is of type {tensor.type}"
             raise UnsupportedModelError(message, _HINT)
         return FileVector((tensor,))
 
@@ -527,7 +562,7 @@ class _Finder:
                 f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
             )
             raise UnsupportedModelError(
-                f"{self._path}: tensors vkmoe does not know: {names}",
+                f"{self.path}: tensors vkmoe does not know: {names}",
                 "leaving them out could change the answer; update vkmoe",
             )
 
@@ -537,10 +572,10 @@ class _Finder:
         tensor = self._tensors.get(name)
         if tensor is None:
             self._refuse_fused(name)
-            raise ModelFileError(f"{self._path}: tensor {name} is missing", _HINT)
+            raise ModelFileError(f"{self.path}: tensor {name} is missing", _HINT)
         if _without_leading_ones(tensor.shape) != _without_leading_ones(shape):
             raise ModelFileError(
-                f"{self._path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}",
+                f"{self.path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}",
                 _HINT,
             )
         self._used.add(name)
@@ -552,7 +587,7 @@ class _Finder:
         fused = f"{prefix}.{_FUSED.get(rest, rest)}.weight"
         if rest in _FUSED and fused in self._tensors:
             raise UnsupportedModelError(
-                f"{self._path}: {name} is a part of {fused}, which vkmoe does not take apart",
+                f"{self.path}: {name} is a part of {fused}, which vkmoe does not take apart",
                 "convert the model again without fusing tensors",
             )
 

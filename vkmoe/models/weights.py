@@ -207,17 +207,19 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class AheadWeights:
-    """Holds the layer that guesses tokens ahead: a model of one layer, and how its input is made.
+    """Holds what guesses tokens ahead: a model of one layer or a few, and how its input is made.
 
-    That is token @ norm(embedding) + state @ norm(state); its experts stay in place.
+    That is token @ norm(embedding) + state @ norm(state); its experts stay in place. A drafter,
+    which `next_state` tells, has no such norms.
     """
 
     model: ModelWeights
-    token_gain: int
     token: Matrix
-    state_gain: int
     state: Matrix
-    last_gain: int  # of the norm behind the model's last layer
+    last_gain: int  # of the norm behind the last layer of the model that is guessed for
+    token_gain: int = 0
+    state_gain: int = 0
+    next_state: Matrix | None = None  # makes the state for the guess behind, of the last one
 
 
 @dataclass(frozen=True)

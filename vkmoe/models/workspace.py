@@ -222,20 +222,20 @@ class Workspace:
         n_rows = sizes.most
         n_logits = max(n for n in FEW_ROWS if n <= max(n_rows, 1))
         # One partial per workgroup of whichever producer has most.
-        n_partials = max(
-            -(-spec.width // tuning.fewest_rows), -(-spec.width // (32 * tuning.workgroup_size))
-        )
+        width = spec.width
+        n_partials = max(-(-width // tuning.fewest_rows), -(-width // (32 * tuning.workgroup_size)))
         self.mixers = mixers
         self.row_sizes: dict[Phase, tuple[int, ...]] = {
             "decode": sizes.decode,
             "prompt": sizes.prompt,
         }
         self.params = TensorRef("params", param_words(n_rows))
-        self.hidden = _rows("hidden", spec.width, n_rows)
-        self.gained = _rows("gained", spec.width, n_rows)
+        self.hidden = _rows("hidden", width, n_rows)
+        self.gained = _rows("gained", width, n_rows)
         self.norm_partials = _rows("norm_partials", n_partials, n_rows)
-        # The states that the layer reads which guesses tokens ahead.
-        self.states = _rows("states", spec.width, n_rows) if spec.ahead else None
+        # The states that are read to guess tokens ahead.
+        guesses = spec.ahead is not None or spec.drafter is not None
+        self.states = _rows("states", spec.width, n_rows) if guesses else None
         self._describe_norms(spec, n_rows)
         self._describe_attention(spec, sizes)
         self._describe_feed_forward(spec, n_rows, shares)
@@ -266,7 +266,9 @@ class Workspace:
         n_words = max((x.split.partials_words(x.shape) for x in attention), default=4)
         mixed = [x.shape.mixed_words for x in kinds if isinstance(x, DeltaKernels)]
         self.mixed = _rows("mixed", max(mixed), n_rows) if mixed else None
-        self.qkv = _rows("qkv", max(mixer.qkv_width for mixer in spec.mixers), n_rows)
+        grouped = [x.shape for x in attention if isinstance(x.shape, AttentionShape)]
+        widths = [kind.qkv_width for kind in (*spec.mixers, *grouped)]  # these: with k and v anyway
+        self.qkv = _rows("qkv", max(widths), n_rows)
         self.latent = LatentWorkspace(latents, n_rows) if latents else None
         self.attention_partials = _rows("attention_partials", n_words, sizes.decode[-1])
         width = max(mixer.attended_width for mixer in spec.mixers)

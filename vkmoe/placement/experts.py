@@ -20,10 +20,11 @@ from vkmoe.experts.decide.settings import MOST_LANDING, size_cache
 from vkmoe.experts.store.table import N_VERSIONS
 from vkmoe.experts.study.hit_curve import MEAN_CURVE, HitCurve
 from vkmoe.experts.study.slot_curves import LayerCurves
-from vkmoe.facts import Allocation, CacheSizing, DeviceInfo, MemoryPlan, WeightBytes, in_mib
+from vkmoe.facts import Allocation, CacheSizing, DeviceInfo, MemoryPlan, WeightBytes
 from vkmoe.gpu.arena import SLOT_CHUNK, lay_out_alike, lay_out_spans, round_up
 from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES
 from vkmoe.modes import RESIDENT, AtHome, Cache, CpuLayers, ExpertMode, Hybrid
+from vkmoe.option_fields import in_mib
 from vkmoe.placement.memory import GRANULARITY, allocation, layout_bytes, size_option
 from vkmoe.placement.pools import PoolPlan, PoolPlanner, PoolRoom, SlotLayout
 from vkmoe.weights.span_reader import READING_BYTES

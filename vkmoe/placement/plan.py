@@ -27,7 +27,6 @@ from vkmoe.facts import (
     MemoryPlan,
     ModelSpec,
     WeightBytes,
-    in_mib,
 )
 from vkmoe.gpu.arena import chunk_cap, lay_out_spans, round_up
 from vkmoe.gpu.device import Intent
@@ -46,6 +45,7 @@ from vkmoe.models.program_sizes import (
     sure_context,
 )
 from vkmoe.modes import RESIDENT, Hybrid
+from vkmoe.option_fields import in_mib
 from vkmoe.placement.experts import ExpertRoom, Way, given_by_slots, place_experts, ways
 from vkmoe.placement.memory import (
     allocation,

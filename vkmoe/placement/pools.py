@@ -18,7 +18,7 @@ from typing import NamedTuple
 from vkmoe.config import EngineConfig
 from vkmoe.errors import OutOfMemoryError, UsageError, VkmoeError
 from vkmoe.experts.study.slot_curves import LayerCurves, split_by_gain, split_slots
-from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo, in_mib
+from vkmoe.facts import Allocation, ArenaLayout, DeviceInfo
 from vkmoe.gpu.arena import (
     SLOT_CHUNK,
     chunk_cap,
@@ -29,6 +29,7 @@ from vkmoe.gpu.arena import (
     slot_chunks,
 )
 from vkmoe.kernels.prompt_experts.operations import HALF_BYTES, N_HALVES, places_of_round
+from vkmoe.option_fields import in_mib
 from vkmoe.placement.memory import allocated, allocation, layout_bytes, size_option
 from vkmoe.weights.span_reader import READING_BYTES
 

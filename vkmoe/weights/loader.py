@@ -282,26 +282,31 @@ class _Loader:
 
 
 def _place_ahead(placer: Placer, tensors: AheadTensors, model: ModelWeights) -> AheadWeights:
-    """Place the layer that guesses tokens, in the order of `AheadTensors.trunk`.
+    """Place what guesses tokens, in the order of `AheadTensors.trunk`.
 
-    All its experts are beside its other parts. What it has no matrix for is the model's.
+    All its experts are beside its other parts: of one layer at most. What it has no matrix for is
+    the model's.
     """
-    layer, table, gain = tensors.layer, model.expert_table, model.output_gain
-    if layer.has_experts:
-        spans, shape = placer.spans(layer.block, placer.trunk), placer.shape(layer.block)
+    table, blocks = model.expert_table, list[BlockWeights]()
+    for experts in tensors.experts:
+        spans, shape = placer.spans(experts, placer.trunk), placer.shape(experts)
         addresses = np.array([span.address for span in spans], np.uint64)
         table = memory_range(placer.place(addresses.view(np.uint8)), addresses.nbytes)
-        block = BlockWeights(shape, ranges=_merged(spans, shape.span_bytes))
-    else:
-        block = placer.block(layer.block)
-    of_ahead = _place_layer(placer, layer, block)
-    token_gain, token = placer.vector(tensors.token_gain), placer.matrix(tensors.token)
-    state_gain, state = placer.vector(tensors.state_gain), placer.matrix(tensors.state)
+        blocks.append(BlockWeights(shape, ranges=_merged(spans, shape.span_bytes)))
+    layers = tuple(
+        _place_layer(placer, layer, blocks[0] if layer.has_experts else placer.block(layer.block))
+        for layer in tensors.layers
+    )
+    token, state = placer.matrix(tensors.token), placer.matrix(tensors.state)
+    token_gain = placer.vector(tensors.token_gain) if tensors.token_gain else 0
+    state_gain = placer.vector(tensors.state_gain) if tensors.state_gain else 0
+    gain = model.output_gain
     own_gain = placer.vector(tensors.output_gain) if tensors.output_gain else gain
     embeddings = placer.matrix(tensors.embeddings) if tensors.embeddings else model.embeddings
     output = placer.matrix(tensors.output) if tensors.output else model.output
-    of_layer = ModelWeights(embeddings, own_gain, output, (of_ahead,), table)
-    return AheadWeights(of_layer, token_gain, token, state_gain, state, gain)
+    next_state = placer.matrix(tensors.next_state) if tensors.next_state else None
+    guessing = ModelWeights(embeddings, own_gain, output, layers, table)
+    return AheadWeights(guessing, token, state, gain, token_gain, state_gain, next_state)
 
 
 def _place_layer(placer: Placer, layer: LayerTensors, block: BlockWeights) -> LayerWeights:

@@ -41,7 +41,6 @@ def mapped_bytes(tensors: ModelTensors) -> WeightBytes:
     """Count the bytes that stay in the file, those that are copied, and the spans of experts."""
     blocks, ahead = list(tensors.expert_layers), tensors.ahead
     tables = [tensors.inputs.table] if tensors.inputs else []
-    of_ahead = [ahead.layer.block] if ahead and ahead.layer.has_experts else []
     trunk, experts = list(_parts(tensors.trunk)), list(_parts(tensors.expert_layers))
     n_experts = sum(block.n_experts for block in blocks)
     return WeightBytes(
@@ -58,7 +57,7 @@ def mapped_bytes(tensors: ModelTensors) -> WeightBytes:
         copied=sum(n_bytes for n_bytes, stays in (*trunk, *experts) if not stays),
         ahead=sum(n_bytes for n_bytes, _ in _parts(ahead.trunk if ahead else ())),
         table=sum(n_bytes for n_bytes, stays in _parts(tables) if stays),
-        ahead_experts=sum(n_bytes for n_bytes, _ in _parts(of_ahead)),
+        ahead_experts=sum(n_bytes for n_bytes, _ in _parts(ahead.experts if ahead else ())),
     )
 
 

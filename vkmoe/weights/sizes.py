@@ -12,11 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from vkmoe.experts.records.trace import TraceHeader
-from vkmoe.facts import Conversion, ModelSpec, WeightBytes, in_mib
+from vkmoe.facts import Conversion, ModelSpec, WeightBytes
 from vkmoe.gpu.arena import round_up
 from vkmoe.kernels.experts.operations import ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix
+from vkmoe.option_fields import in_mib
 from vkmoe.quants import TYPES, device_row_bytes, loaded_type
 
 N_THREADS = 4  # that lay out, convert or read rows while a model loads
@@ -43,7 +44,7 @@ def weight_bytes(tensors: ModelTensors) -> WeightBytes:
         ahead_pieces=len(of_ahead),
         ahead=sum(of_ahead),
         table=round_up(table),
-        ahead_experts=sum(_pieces(ahead.layer.block)) if ahead and ahead.layer.has_experts else 0,
+        ahead_experts=sum(sum(_pieces(block)) for block in (ahead.experts if ahead else ())),
     )
 
 

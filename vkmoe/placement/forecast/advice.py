@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.facts import MemoryPlan, in_mib
+from vkmoe.facts import MemoryPlan
+from vkmoe.option_fields import in_mib
 from vkmoe.placement.decide import Candidate, Decision
 
 LEAST_GAIN = 0.05  # of the speed of a reply, that is worth a line

@@ -99,7 +99,9 @@ def token_bytes(
     in_host = sum(weights.trunk_pieces(host_layers)[1][weights.table_pieces :])
     trunk -= weights.ahead + weights.table + (0 if spec.tied_embeddings else embedding_bytes)
     unused = weights.ahead_experts * (n_experts - n_used) // n_experts
-    guess = weights.ahead - unused + embedding_bytes if weights.ahead else 0
+    guess = weights.ahead - unused if weights.ahead else 0
+    if guess and spec.drafter is None:  # which has an output matrix of its own
+        guess += embedding_bytes
     if weights.mapped:
         return TokenBytes(trunk, experts, others, in_host, guess=guess)
     head = embedding_bytes if spec.tied_embeddings else weights.pieces[-1 - weights.ahead_pieces]
