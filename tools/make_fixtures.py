@@ -15,7 +15,7 @@ Per model two files: `NAME.gguf` and `NAME.npz` with
                    is behind token i + 1, by that token and the state of token i
     further_logits float32 [vocabulary], of the same layer behind the likeliest token of its last
                    row, by that token and the state that it left there
-A drafter's file beside that of its model has the last two alone, as it gives them for that model.
+Drafters, in the folder `drafters` beside the models, have the last two alone, as for their models.
 Seeds are searched for until no margin is below MIN_MARGIN, so that rounding cannot flip a choice.
 
 Needs torch, transformers, gguf and numpy; no test needs the first two. Drafters need transformers
@@ -200,6 +200,7 @@ def make(model: TinyModel, folder: Path) -> None:
 
 def make_drafter(drafter: Drafter, folder: Path) -> None:
     """Write both files of a drafter; its model is drawn anew, as ever."""
+    folder.mkdir(parents=True, exist_ok=True)
     model = next(model for model in MODELS if model.name == drafter.target)
     weights = drafter.draw(0)
     arrays = drafts(drafter, weights, model, drawn(model))
@@ -224,7 +225,7 @@ def main() -> None:
             make(model, folder)
     for drafter in DRAFTERS:
         if not options.names or drafter.name in options.names:
-            make_drafter(drafter, folder)
+            make_drafter(drafter, folder.parent / "drafters")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 from tests.engine.caches import rounding, slow_reads
 from tests.engine.test_context import grow_in_steps
 from tests.engine.tiny import (
+    DRAFTER_FOLDER,
+    FOLDER,
     Change,
     Tensor,
+    drafter_path,
     expected,
     lengthened,
     model_path,
@@ -38,19 +41,24 @@ GUESSING = (
     *("qwen35moe_odd", "qwen35_dense", "glm4moe_odd", "glm4moe_groups", "hyv3_odd"),
     *("deepseek2_all_experts", "glmdsa_odd", "qwen3next_odd"),
 )
-DRAFTERS = {"drafter_gemma4_wide": "gemma4_wide", "drafter_gemma4_shared": "gemma4_shared"}
+DRAFTERS = ("gemma4_wide_assistant", "gemma4_shared_assistant")
 # Of the largest logit. Behind so many norms float32 of transformers itself errs by 1.1e-5.
 TOLERANCE = 1e-5
 
 
 def draft_model(name: str) -> str | None:
     """The file of what guesses, where it is not in the model's own."""
-    return str(model_path(name)) if name in DRAFTERS else None
+    return str(drafter_path(name)) if name in DRAFTERS else None
+
+
+def target(name: str) -> str:
+    """The model of a drafter, or the one that has the layer."""
+    return name.removesuffix("_assistant")
 
 
 def guessed_for(name: str) -> ModelFile:
     """The model that has a layer that guesses, or is a drafter's, with a context of 96 tokens."""
-    return lengthened(model_path(DRAFTERS.get(name, name)), 96)
+    return lengthened(model_path(target(name)), 96)
 
 
 def engine_of(name: str, **options: Any) -> Engine:
@@ -87,9 +95,8 @@ def guessed(engine: Engine, tokens: list[int], cuts: list[int], phase: Phase) ->
 @pytest.mark.sample(5)
 def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
     """In rows of prompts and in rows that are decoded, wherever these are cut."""
-    stored = expected(name)
-    tokens = expected(DRAFTERS.get(name, name))["tokens"].tolist()
-    wanted = stored["guess_logits"]
+    stored = expected(name, DRAFTER_FOLDER if name in DRAFTERS else FOLDER)
+    tokens, wanted = expected(target(name))["tokens"].tolist(), stored["guess_logits"]
     most, n_all = np.abs(wanted).max() * TOLERANCE, len(wanted)
     options = {"device": "cpu"} if device == "cpu" else {}
     with engine_of(name, **options, ubatch_size=16) as engine:
@@ -243,31 +250,24 @@ def test_the_layer_may_be_in_a_file_of_its_own(name: str, tmp_path: Path) -> Non
             assert result.token_ids == wanted and result.statistics.n_drafted_tokens > 0
 
 
-def renamed(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    metadata["general.name"] = "Gemma4 wide, assistant"
-
-
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_is_found_beside_its_model(name: str, tmp_path: Path) -> None:
-    """By its file's name and by its own, which others' have not; it is no model itself."""
-    target = model_path(DRAFTERS[name])
-    path = shutil.copy(target, tmp_path / "model.gguf")
-    drafter = rewrite(model_path(name), tmp_path / "model-assistant-q8.gguf", renamed)
-    others = {*DRAFTERS.values(), "gemma4_dense"} - {DRAFTERS[name]}
+    """By its file's name and its own, which others have not; it is no model itself."""
+    path = shutil.copy(model_path(target(name)), tmp_path / "model.gguf")
     with LLM(path, ctx_size=64, draft="none") as llm:
         wanted = llm.generate([5, 6, 7], max_tokens=8, temp=0, ignore_eos=True).token_ids
-    for draft_model in (str(drafter), *[None] * (name == "drafter_gemma4_wide")):
+    other, *_ = (shutil.copy(drafter_path(x), tmp_path) for x in DRAFTERS if x != name)
+    with pytest.raises(UsageError, match="no layer that guesses"):
+        LLM(path, ctx_size=64, draft="mtp")
+    with pytest.raises(UnsupportedModelError, match="another model"):
+        LLM(path, ctx_size=64, draft="mtp", draft_model=str(other))
+    shutil.copy(drafter_path(name), tmp_path / "of-the-assistant-q8.gguf")
+    for draft_model in (str(drafter_path(name)), None):
         with LLM(path, ctx_size=64, draft="mtp", draft_model=draft_model) as llm:
             result = llm.generate([5, 6, 7], max_tokens=8, temp=0, ignore_eos=True)
             assert result.token_ids == wanted and result.statistics.n_drafted_tokens > 0
-    if name != "drafter_gemma4_wide":
-        with pytest.raises(UsageError, match="no layer that guesses"):
-            LLM(path, ctx_size=64, draft="mtp")
-    for other in others:
-        with pytest.raises(UnsupportedModelError, match="another model"):
-            LLM(model_path(other), ctx_size=64, draft="mtp", draft_model=str(drafter))
     with pytest.raises(ModelFileError, match="small model that guesses"):
-        open_model(drafter)
+        open_model(drafter_path(name))
 
 
 DAMAGED: dict[str, tuple[str, type[Exception], str]] = {
@@ -297,6 +297,7 @@ BAD_DRAFTERS: dict[str, tuple[Change, str]] = {
     "other states": (of_drafter("embedding_length_out", 32), "another model"),
     "no states": (of_drafter("embedding_length_out", None), "embedding_length_out"),
     "other heads": (of_drafter("attention.head_count_kv", [2, 2]), "another model"),
+    "other epsilon": (of_drafter("attention.layer_norm_rms_epsilon", 1e-5), "another model"),
     "other window": (of_drafter("attention.sliding_window", 7), "another model"),
     "no window": (of_drafter("attention.sliding_window", 0), "must be between 1 and"),
     "unknown": (of_drafter("attention.scale", 2.0), "unknown metadata"),
@@ -306,7 +307,7 @@ BAD_DRAFTERS: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("how", BAD_DRAFTERS)
 def test_a_bad_drafter_is_refused(how: str, tmp_path: Path) -> None:
     change, words = BAD_DRAFTERS[how]
-    path = rewrite(model_path("drafter_gemma4_wide"), tmp_path / "drafter.gguf", change)
+    path = rewrite(drafter_path("gemma4_wide_assistant"), tmp_path / "drafter.gguf", change)
     with pytest.raises(VkmoeError, match=words) as caught:
         LLM(model_path("gemma4_wide"), ctx_size=64, draft="mtp", draft_model=str(path))
     assert str(path) in str(caught.value) and caught.value.hint

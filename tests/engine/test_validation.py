@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.test_context import grow_in_steps
-from tests.engine.tiny import ONE_OF_EACH, model_path
+from tests.engine.tiny import ONE_OF_EACH, drafter_path, model_path
 from vkmoe.batch import BatchKind, Phase, TokenBatch
 from vkmoe.generate.loop import Generation
 from vkmoe.gpu.device import Device
@@ -142,7 +142,7 @@ MIXED: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "draft": "mtp",
             "draft_tokens": 2,
-            "draft_model": str(model_path("drafter_gemma4_wide")),
+            "draft_model": str(drafter_path("gemma4_wide_assistant")),
         },
     ),
     "gathered": ("qwen2moe_plain", {"expert_slots": 2, "miss": "gather"}),

@@ -20,6 +20,7 @@ from vkmoe.models import ARCHITECTURES, ModelFile, open_model
 from vkmoe.quants.types import TYPES
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
+DRAFTER_FOLDER = FOLDER.parent / "drafters"
 # What the first word of a fixture's name says.
 KINDS = {
     "dense": "qwen3",
@@ -34,7 +35,6 @@ KINDS = {
     "qwen35": "qwen35",
     "qwen3next": "qwen3next",
     "gemma4": "gemma4",
-    "drafter": "gemma4-assistant",
     "glm4moe": "glm4moe",
     "ernie45moe": "ernie4_5-moe",
     "dots1": "dots1",
@@ -88,9 +88,13 @@ def model_path(name: str) -> Path:
     return FOLDER / f"{name}.gguf"
 
 
-def expected(name: str) -> dict[str, NDArray[Any]]:
+def drafter_path(name: str) -> Path:
+    return DRAFTER_FOLDER / f"{name}.gguf"
+
+
+def expected(name: str, folder: Path = FOLDER) -> dict[str, NDArray[Any]]:
     """What transformers computed: tokens, logits, router_ids, router_margin."""
-    with np.load(FOLDER / f"{name}.npz") as stored:
+    with np.load(folder / f"{name}.npz") as stored:
         return dict(stored)
 
 

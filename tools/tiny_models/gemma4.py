@@ -252,12 +252,15 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Drafter(Gemma4):
-    """Guesses tokens for `target`, of which its layers see keys and values."""
+    """Guesses tokens for the model `target`, of which its layers see keys and values."""
 
-    target: str = ""
     target_hidden: int = 32
 
     architecture, hf_kind = "gemma4-assistant", "Gemma4Assistant"
+
+    @property
+    def target(self) -> str:
+        return self.name.removesuffix("_assistant")
 
     @property
     def hf_config(self) -> str:
@@ -289,8 +292,7 @@ class Drafter(Gemma4):
 
 
 DRAFTERS = (
-    Drafter("drafter_gemma4_wide", 32, 2, 6, 2, 32, 96, full=(1,), shared=2,
-            target="gemma4_wide", target_hidden=64),
-    Drafter("drafter_gemma4_shared", 32, 3, 8, 2, 32, 96, full=(0, 2), shared=3, wide_kv=2,
-            window=4, scaled=False, target="gemma4_shared"),
+    Drafter("gemma4_wide_assistant", 32, 2, 6, 2, 32, 96, full=(1,), shared=2, target_hidden=64),
+    Drafter("gemma4_shared_assistant", 32, 3, 8, 2, 32, 96, full=(0, 2), shared=3, wide_kv=2,
+            window=4, scaled=False),
 )  # fmt: skip

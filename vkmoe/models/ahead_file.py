@@ -71,12 +71,15 @@ def _open(path: Path, model: ModelFile) -> AheadFile:
 
 
 def _fits(drafter: ModelSpec, file: GgufFile, spec: ModelSpec) -> bool:
-    """Say whether a drafter reads states, tokens, keys and values such as a model has."""
+    """Say whether a drafter reads states, tokens, keys and values such as a model has.
+
+    It must be no wider, as both share a workspace, and have norms with the same epsilon.
+    """
     kept = {mixer.cached for mixer in spec.mixers if isinstance(mixer, AttentionSpec)}
     seen = {mixer.cached for mixer in drafter.mixers if isinstance(mixer, AttentionSpec)}
     width = file.require(f"{drafter.architecture}.embedding_length_out", int)
-    alike = (drafter.n_vocab, width) == (spec.n_vocab, spec.width)
-    return alike and drafter.width <= spec.width and seen <= kept
+    theirs, ours = ((x.n_vocab, x.norm_eps) for x in (drafter, spec))
+    return theirs == ours and drafter.width <= width == spec.width and seen <= kept
 
 
 def _sizes(spec: ModelSpec) -> tuple[object, ...]:
