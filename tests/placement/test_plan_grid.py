@@ -20,7 +20,7 @@ from vkmoe.errors import VkmoeError
 from vkmoe.models import ModelFile
 from vkmoe.models.program_sizes import SURE_CTX_SIZE
 from vkmoe.modes import Resident
-from vkmoe.placement.decide import Decision
+from vkmoe.placement.decide import LEAST_GAIN, Decision
 from vkmoe.placement.memory import device_budget, host_budget
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -38,6 +38,7 @@ def models() -> Iterator[dict[str, ModelFile]]:
         yield found
 
 
+ROUNDING = 1e-3  # of the time, which slots may gain that are there by the rounding of sizes
 Plan = Callable[[str, Machine], Decision]
 
 
@@ -158,7 +159,12 @@ def changes_of_host_memory(made: Decision) -> Iterator[dict[str, Any]]:
 def count_of_slower(
     model: ModelFile, machine: Machine, best: Decision, changed: Sequence[dict[str, Any]]
 ) -> int:
-    """Check that none of the changed plans is faster; count those that can be had."""
+    """Check that none of the changed plans is faster; count those that can be had.
+
+    One that guesses tokens, where `best` does not, may be so by the gain that is asked of guesses.
+    Where layers are in host memory, sizes are rounded elsewhere: that is worth a slot or two of
+    thousands (one of 3,840 with 0.06 % of the time was seen).
+    """
     found = 0
     for asked in changed:
         try:
@@ -168,6 +174,10 @@ def count_of_slower(
         found += 1
         seconds = other.candidates[0].prediction.seconds
         least = best.candidates[0].prediction.seconds
+        if other.plan.n_guesses and not best.plan.n_guesses:
+            seconds *= 1 + LEAST_GAIN
+        elif "gpu_layers" in asked:
+            seconds *= 1 + ROUNDING
         assert seconds >= least * (1 - 1e-9), (name_of(machine), asked, least, seconds)
     return found
 
