@@ -130,7 +130,7 @@ def test_the_twin_scales_weights_at_last() -> None:
     """They need not add up to the scale of all then: worked out by hand."""
     logits = np.log(np.array([0.1, 0.6, 0.3], np.float32))
     scales = np.array([8.0, 0.5, -2.0], np.float32)
-    found = router_twin(logits, 2, scale=3.0, output_scales=scales)
+    found = router_twin(logits, 2, scale=3.0).scaled(scales)
     assert found.ids.tolist() == [1, 2]
     np.testing.assert_allclose(found.weights, [3 * 0.5 * 2 / 3, 3 * -2.0 / 3], rtol=1e-6)
 

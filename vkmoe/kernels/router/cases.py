@@ -106,8 +106,9 @@ class RouterCase(RowCase):
             shape.scale,
             self.bias,
             (shape.n_groups, shape.n_groups_used),
-            self.output_scales,
         )
+        if self.output_scales is not None:
+            wanted = wanted.scaled(self.output_scales)
         ids, weights, addresses, partners, shared = np.split(
             routing, np.array([1, 2, 4, 6]) * shape.n_used
         )

@@ -17,6 +17,10 @@ class Routing(NamedTuple):
     ids: NDArray[np.int64]  # [n_used]
     weights: NDArray[np.float64]  # [n_used]
 
+    def scaled(self, output_scales: NDArray[np.float32]) -> Routing:
+        """Multiply each weight by the scale [n_experts] of its expert, at last."""
+        return Routing(self.ids, self.weights * output_scales[self.ids].astype(np.float64))
+
 
 class Found(NamedTuple):
     """Says where chosen experts are read, and where else they are or shall be: uint64 [n_used]."""
@@ -52,14 +56,12 @@ def router_topk(
     scale: float = 1.0,
     selection_bias: NDArray[np.float32] | None = None,
     groups: tuple[int, int] = (1, 1),
-    output_scales: NDArray[np.float32] | None = None,
 ) -> Routing:
     """Choose the n_used largest logits [n_experts] (lower id wins ties) and their weights.
 
     With `selection_bias` [n_experts] those of largest score + bias, and of the best of `groups`
-    only: there are (n, of which n are used) (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). With
-    `output_scales` [n_experts] each weight is multiplied by its expert's at last. NaN counts as
-    -inf; infinities count as the largest finite float, so weights are always finite.
+    only: there are (n, of which n are used) (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). NaN
+    counts as -inf; infinities count as the largest finite float, so weights are always finite.
     """
     n_groups, n_groups_used = groups
     values = finite(logits)
@@ -77,8 +79,7 @@ def router_topk(
     if renormalise:
         total = weights.sum()
         weights = weights / total if total > 0 else np.full(n_used, 1.0 / n_used)
-    own = 1.0 if output_scales is None else output_scales[ids].astype(np.float64)
-    return Routing(ids, scale * weights * own)
+    return Routing(ids, scale * weights)
 
 
 def shared_weights(logits: NDArray[np.float32]) -> NDArray[np.float64]:
