@@ -6,6 +6,7 @@ Owns the engine, the tokenizer and the scheduler of replies. Options are the fie
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import (
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import Phase
+from vkmoe.catalogue import KeptModel, find_model
 from vkmoe.choices import DraftWay
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
@@ -90,6 +92,19 @@ def demo_model_path() -> Path:
     return Path(str(files("vkmoe") / "data" / "demo.gguf"))
 
 
+def _file_of(model: str | os.PathLike[str] | None, config: EngineConfig) -> Path:
+    """Find the file of a model; None: the demo model's."""
+    if model is None:
+        return demo_model_path()
+
+    def choose(quants: Sequence[KeptModel]) -> KeptModel:
+        from vkmoe.catalogue.choose import best_quant
+
+        return best_quant(quants, config)
+
+    return find_model(os.fspath(model), choose)
+
+
 @dataclass(frozen=True)
 class GenerationResult:
     """Holds a whole reply; `logprobs` has an entry for each token if `n_logprobs` asked for it."""
@@ -130,16 +145,17 @@ class LLM(Closing):
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """Load `model`. An open file is closed with this object, or when loading fails.
+        """Load `model`: a file, a folder with one, or a name, as `find_model` has them.
 
-        `progress(done, total)` is called with bytes while the weights load.
+        An open file is closed with this object, or when loading fails. `progress(done, total)` is
+        called with bytes while the weights load.
         """
         started = time.perf_counter()
         config = _with_options(EngineConfig, config, options)
         check_kind("progress", progress, Callable | None, "give a function of two numbers")
         if not isinstance(model, ModelFile):
             check_path("model", model)
-            model = open_model(model if model is not None else demo_model_path())
+            model = open_model(_file_of(model, config))
         with ExitStack() as unless_loaded:
             unless_loaded.callback(model.close)
             self._config = config

@@ -118,7 +118,7 @@ def test_a_model_that_is_not_there_fails_every_command(run: Run, command: str) -
 
 
 @pytest.mark.parametrize("name", [name for name in root.commands if name != "bench"])
-@pytest.mark.parametrize("word", ["-hf", "-fa", "-md", "-sys", "-no-cnv", "-vq", "-pfoo"])
+@pytest.mark.parametrize("word", ["-hff", "-fa", "-md", "-sys", "-no-cnv", "-vq", "-pfoo"])
 def test_an_option_of_several_letters_is_one_word(run: Run, name: str, word: str) -> None:
     """What llama.cpp takes and vkmoe does not is neither a help text nor another option's value."""
     done = run(name, word, "on")

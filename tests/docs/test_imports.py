@@ -27,7 +27,7 @@ LAYERS = (
     ("models",),
     ("weights",),
     ("placement",),
-    ("execute", "generate"),
+    ("catalogue", "execute", "generate"),
     ("engine",),
     ("mode_trial", "view"),
     ("llm", "selftest"),

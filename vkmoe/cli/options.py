@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from vkmoe.catalogue import Choose, KeptModel, find_model
 from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, prefetch_contradicts
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.option_fields import environment_name, flags_of, long_flag, option
@@ -151,15 +152,32 @@ def _argument(metavar: str) -> Any:
     return dataclasses.field(default=None, metadata={"argument": metavar})
 
 
+def _model_option() -> Any:
+    """Declare the flag that names the model."""
+    return option(
+        None,
+        "The model: a GGUF file, a folder with one, or the name of one that Hugging Face's tools, "
+        "llama.cpp, LM Studio or Ollama keep on this machine, OWNER/REPO or OWNER/REPO:QUANT. "
+        "Without a quant the largest is taken that replies without reading its file.",
+        "-m",
+        "--model",
+        "-hf",
+        metavar="MODEL",
+    )
+
+
 @dataclass(frozen=True)
 class ModelChoice:
     """Says which model is run."""
 
     positional: str | None = _argument("[MODEL]")
-    model: str | None = option(None, "The model, a GGUF file.", "-m", "--model", metavar="FILE")
+    model: str | None = _model_option()
 
     def path(self, context: typer.Context) -> str | None:
-        """Choose MODEL or -m; None for the demo model. Raises UsageError for two of them."""
+        """Choose MODEL or -m; None for the demo model.
+
+        Raises UsageError for two of them, and what `find_model` raises.
+        """
         return _chosen_model(context, self.positional, self.model)
 
     def file(self, context: typer.Context) -> str | Path:
@@ -175,7 +193,7 @@ class PromptChoice:
     """Says which model is run, and where its prompt is."""
 
     words: list[str] | None = _argument("[MODEL] [-]")
-    model: str | None = option(None, "The model, a GGUF file.", "-m", "--model", metavar="FILE")
+    model: str | None = _model_option()
     prompt: str | None = option(None, "The prompt.", "-p", "--prompt")
     file: str | None = option(None, "Read the prompt from a file.", "-f", "--file", metavar="FILE")
 
@@ -250,7 +268,19 @@ class Output:
 def _chosen_model(context: typer.Context, positional: str | None, named: str | None) -> str | None:
     if positional is not None and named is not None and is_typed(context, "model"):
         raise UsageError(f"two models given: {positional} and -m {named}", "name the model once")
-    return positional if positional is not None else named
+    wanted = positional if positional is not None else named
+    return None if wanted is None else str(find_model(wanted, _chooser(context)))
+
+
+def _chooser(context: typer.Context) -> Choose:
+    """Return what chooses between quants: by plans for the device that is asked for."""
+
+    def choose(models: Sequence[KeptModel]) -> KeptModel:
+        from vkmoe.catalogue.choose import best_quant
+
+        return best_quant(models, EngineConfig(device=context.params.get("device")))
+
+    return choose
 
 
 # ----- files to write -----

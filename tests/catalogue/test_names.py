@@ -1,0 +1,209 @@
+"""Models are found by what users call them: in the caches of other programs, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.engine.tiny import model_path
+from vkmoe.catalogue import KeptModel, choose, find_model, kept_models, quant_of
+from vkmoe.catalogue.choose import best_quant
+from vkmoe.cli.app import app
+from vkmoe.config import EngineConfig
+from vkmoe.errors import ModelFileError, VkmoeError
+from vkmoe.llm import LLM
+
+DIGEST = "ab" * 32
+NAME, SMALL, LARGE = "some-one/Tiny-MoE-GGUF", "Tiny-MoE-Q4_K_M.gguf", "Tiny-MoE-Q8_0.gguf"
+HUGGING_FACE = ".cache/huggingface/hub/models--some-one--Tiny-MoE-GGUF/snapshots/"
+# Where programs keep the file, and what its folder has besides.
+KEPT = {
+    "Hugging Face": HUGGING_FACE + "0a1b/" + LARGE,
+    "llama.cpp": ".cache/llama.cpp/some-one_Tiny-MoE-GGUF_" + LARGE,
+    "LM Studio": ".lmstudio/models/some-one/Tiny-MoE-GGUF/" + LARGE,
+    "Ollama": f".ollama/models/blobs/sha256-{DIGEST}",
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, where no variable leads elsewhere."""
+    for name in ("LLAMA_CACHE", "HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "OLLAMA_MODELS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def put(home: Path, place: str, name: str = "moe_plain") -> Path:
+    """A model's file at a place below the home."""
+    path = home / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(model_path(name), path))
+
+
+def keep(home: Path, program: str) -> Path:
+    """The file as a program keeps it, with what it writes beside it."""
+    if program == "llama.cpp":
+        (home / ".cache/llama.cpp").mkdir(parents=True)
+        manifest = "manifest=some-one=Tiny-MoE-GGUF=Q8_0.json"
+        (home / ".cache/llama.cpp" / manifest).write_text("{}")
+    if program == "Ollama":
+        write_manifest(home, f"sha256:{DIGEST}")
+    return put(home, KEPT[program])
+
+
+def write_manifest(home: Path, digest: object) -> None:
+    path = home / ".ollama/models/manifests/registry.ollama.ai/some-one/Tiny-MoE-GGUF/q8_0"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.params", "digest": "sha256:" + "0" * 64},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": digest},
+    ]
+    path.write_text(json.dumps({"layers": layers}))
+
+
+def none(models: Sequence[KeptModel]) -> KeptModel:
+    raise AssertionError(f"there was nothing to choose: {models}")
+
+
+def largest(models: Sequence[KeptModel]) -> KeptModel:
+    return max(models, key=lambda model: model.n_bytes)
+
+
+@pytest.mark.parametrize("program", KEPT)
+def test_a_name_leads_to_the_file_that_a_program_keeps(program: str, home: Path) -> None:
+    path = keep(home, program)
+    (model,) = kept_models()
+    assert (model.name, model.quant, model.program) == (NAME, "Q8_0", program)
+    assert model.n_bytes == path.stat().st_size
+    for wanted in (NAME, f"{NAME}:Q8_0", f"{NAME.lower()}:q8_0"):
+        assert find_model(wanted, none) == path
+    with pytest.raises(ModelFileError, match=f"called {NAME}:Q2_K") as caught:
+        find_model(f"{NAME}:Q2_K", none)
+    assert caught.value.hint == f"there is {NAME}:Q8_0"
+
+
+@pytest.mark.parametrize(
+    ("variable", "below"), [("LLAMA_CACHE", ""), ("HF_HUB_CACHE", ""), ("HF_HOME", "hub")]
+)
+def test_variables_say_where_a_cache_is(
+    variable: str, below: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, str(home / "elsewhere"))
+    folder = Path("elsewhere", below, *Path(HUGGING_FACE).parts[3:])
+    path = put(home, str(folder / "0a1b" / SMALL))
+    assert find_model(NAME, none) == path
+
+
+def test_a_model_in_parts_is_one_and_files_beside_it_are_none(home: Path) -> None:
+    folder = HUGGING_FACE + "0a1b/"
+    paths = [put(home, f"{folder}Q8_0/Tiny-Q8_0-0000{i}-of-00002.gguf") for i in (1, 2)]
+    for beside in ("mmproj-Tiny-F16.gguf", "mtp-Tiny-F16.gguf"):
+        put(home, folder + beside)
+    (model,) = kept_models()
+    assert (model.path, model.quant) == (paths[0], "Q8_0")
+    assert model.n_bytes == 2 * paths[0].stat().st_size
+    assert find_model(home / folder, none) == paths[0]
+
+
+def test_the_newest_snapshot_comes_first_and_a_file_counts_once(home: Path) -> None:
+    path = put(home, HUGGING_FACE + "0a1b/" + LARGE)
+    other = home / (HUGGING_FACE + "9f9f")
+    other.mkdir()
+    (other / LARGE).symlink_to(path)
+    assert len(list(kept_models())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [
+        ("a-Q4_K_M.gguf", "Q4_K_M"),
+        ("Qwen3-30B-A3B-UD-Q4_K_XL-00001-of-00002.gguf", "UD-Q4_K_XL"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("m.IQ2_XXS.gguf", "IQ2_XXS"),
+        ("qwen3-8b.gguf", ""),
+        ("x-f16.gguf", "F16"),
+    ],
+)
+def test_quants_are_read_from_names_of_files(name: str, quant: str) -> None:
+    assert quant_of(Path(name)) == quant
+
+
+def test_what_is_not_there_is_said(home: Path, tmp_path: Path) -> None:
+    for wanted in ("some-one/Other", "some-one/Other:Q4_K_M"):
+        with pytest.raises(ModelFileError, match="no model on this machine") as caught:
+            find_model(wanted, none)
+        assert "no cache of Hugging Face" in caught.value.hint
+    keep(home, "LM Studio")
+    with pytest.raises(ModelFileError) as caught:
+        find_model("some-one/Other", none)
+    assert caught.value.hint == f"there is {NAME}; or give a file's path"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ModelFileError, match="has no model"):
+        find_model(empty, none)
+    put(home, f"empty/{SMALL}"), put(home, f"empty/{LARGE}")
+    with pytest.raises(ModelFileError, match="has 2 models") as mistake:
+        find_model(empty, none)
+    assert mistake.value.hint == f"name one: {SMALL}, {LARGE}"
+    for path in ("missing.gguf", "missing", "a/b/missing.gguf", str(empty / SMALL), "~/x.gguf"):
+        assert find_model(path, none) == Path(path).expanduser()
+
+
+@pytest.mark.parametrize(
+    "digest", ["sha256:../../../../secret", "sha256:" + "c" * 64, "", None, 7, ["sha256:" + DIGEST]]
+)
+def test_a_manifest_leads_to_blobs_alone(digest: object, home: Path) -> None:
+    put(home, "secret")
+    put(home, KEPT["Ollama"])
+    write_manifest(home, digest)
+    assert list(kept_models()) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"layers": 3}', '{"layers": [{}]}', "[" * 10_000])
+def test_a_damaged_manifest_has_no_model(text: str, home: Path) -> None:
+    keep(home, "Ollama")
+    (path,) = home.glob(".ollama/models/manifests/*/*/*/*")
+    path.write_text(text)
+    assert list(kept_models()) == []
+
+
+def test_the_largest_quant_that_does_not_read_its_file_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If each does, the one that replies fastest; those that cannot be run are left out."""
+    sizes = {"Q2_K": 1, "Q4_K_M": 2, "Q8_0": 4, "F16": 8}
+    models = [KeptModel(NAME, q, Path(q), n, "LM Studio") for q, n in sizes.items()]
+    reads, bad = {"F16", "Q8_0"}, {"Q2_K"}
+
+    def rated(model: KeptModel, config: EngineConfig) -> choose._Rated:
+        if model.quant in bad:
+            raise ModelFileError("it is damaged", "fetch it again")
+        return choose._Rated(model, model.quant in reads, 10 / model.n_bytes)
+
+    monkeypatch.setattr(choose, "_rated", rated)
+    assert best_quant(models, EngineConfig()).quant == "Q4_K_M"
+    reads |= {"Q4_K_M"}
+    assert best_quant(models, EngineConfig()).quant == "Q4_K_M"
+    bad |= {"Q4_K_M", "Q8_0", "F16"}
+    with pytest.raises(VkmoeError, match="it is damaged"):
+        best_quant(models, EngineConfig())
+
+
+def test_python_and_the_command_line_take_names(home: Path) -> None:
+    """Of the two files the larger one replies without being read; the device says so, too."""
+    folder = HUGGING_FACE + "0a1b/"
+    put(home, folder + SMALL, "olmoe_plain"), put(home, folder + LARGE, "moe_odd")
+    by_size = largest(list(kept_models())).path
+    with LLM(NAME, ctx_size=32, device="cpu") as llm:
+        assert Path(llm.engine.model.file.path) == by_size
+    with LLM(f"{NAME}:Q4_K_M", ctx_size=32, device="cpu") as llm:
+        assert Path(llm.engine.model.file.path) == home / folder / SMALL
+    for asked, file in (([NAME], by_size), (["-hf", f"{NAME}:Q4_K_M"], home / folder / SMALL)):
+        result = CliRunner().invoke(app, ["info", *asked, "--device", "cpu"])
+        assert result.exit_code == 0 and str(file) in result.output, result.output
