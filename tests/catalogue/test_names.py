@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -127,6 +128,7 @@ def test_the_newest_snapshot_comes_first_and_a_file_counts_once(home: Path) -> N
         ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
         ("m.IQ2_XXS.gguf", "IQ2_XXS"),
         ("qwen3-8b.gguf", ""),
+        ("q3.gguf", ""),
         ("x-f16.gguf", "F16"),
     ],
 )
@@ -181,12 +183,14 @@ def test_the_largest_quant_that_does_not_read_its_file_is_taken(
     models = [KeptModel(NAME, q, Path(q), n, "LM Studio") for q, n in sizes.items()]
     reads, bad = {"F16", "Q8_0"}, {"Q2_K"}
 
-    def rated(model: KeptModel, config: EngineConfig) -> choose._Rated:
-        if model.quant in bad:
-            raise ModelFileError("it is damaged", "fetch it again")
-        return choose._Rated(model, model.quant in reads, 10 / model.n_bytes)
+    def rated(models: Sequence[KeptModel], config: EngineConfig) -> Iterator[Any]:
+        for model in models:
+            if model.quant in bad:
+                yield ModelFileError("it is damaged", "fetch it again")
+            else:
+                yield choose.Rated(model, "cache", model.quant in reads, 10 / model.n_bytes)
 
-    monkeypatch.setattr(choose, "_rated", rated)
+    monkeypatch.setattr(choose, "rated", rated)
     assert best_quant(models, EngineConfig()).quant == "Q4_K_M"
     reads |= {"Q4_K_M"}
     assert best_quant(models, EngineConfig()).quant == "Q4_K_M"
@@ -207,3 +211,20 @@ def test_python_and_the_command_line_take_names(home: Path) -> None:
     for asked, file in (([NAME], by_size), (["-hf", f"{NAME}:Q4_K_M"], home / folder / SMALL)):
         result = CliRunner().invoke(app, ["info", *asked, "--device", "cpu"])
         assert result.exit_code == 0 and str(file) in result.output, result.output
+        assert (f"{NAME}:Q8_0 of " in result.stderr) == (asked == [NAME])
+
+
+def test_models_on_this_machine_are_listed(home: Path) -> None:
+    """With what their plans say; of those that cannot be run, why."""
+    run = CliRunner().invoke
+    assert "no model is kept here" in run(app, ["models"]).stderr
+    folder = HUGGING_FACE + "0a1b/"
+    put(home, folder + LARGE)
+    (home / folder / SMALL).write_bytes(b"GGUF" + b"\0" * 60)
+    bad, good = run(app, ["models", "--device", "cpu"]).stdout.splitlines()
+    assert bad.startswith(f"{NAME}:Q4_K_M") and "cannot be run" in bad
+    assert good.startswith(f"{NAME}:Q8_0") and " resident " in good and "tok/s" in good
+    assert good.endswith("Hugging Face")
+    first, second = json.loads(run(app, ["models", "--device", "cpu", "--json"]).stdout)
+    assert "error" in first and second["path"] == str(home / folder / LARGE)
+    assert second["tokens_per_second"] > 0 and second["reads_file"] is False

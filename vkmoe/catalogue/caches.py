@@ -17,7 +17,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 # What a model's file calls its mixture of weight types, as llama.cpp's tools write it.
 _QUANT = re.compile(
-    r"(?:^|[-._])((?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32))(?=[-._]|$)",
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)+|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32))(?=[-._]|$)",
     re.IGNORECASE,
 )
 _BESIDE = ("mmproj", "mtp-")  # files that begin so have a part that goes with a model

@@ -29,6 +29,7 @@ from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import generate
 from vkmoe.cli.info import info
+from vkmoe.cli.models import models
 from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
@@ -104,7 +105,7 @@ def tutorial(
     vkmoe generate model.gguf -f prompt.txt   your own model, the prompt from a file
     echo "import os" | vkmoe generate -       the prompt from a pipe; text goes to stdout
     vkmoe generate --prompts many.jsonl       many prompts, with -o FILE to be gone on with
-    vkmoe chat model.gguf                     a conversation; /exit ends it
+    vkmoe chat owner/repo                     a conversation with one that `vkmoe models` lists
     vkmoe info model.gguf                     what is in a file, and where it would go
     vkmoe plan model.gguf                     the same explained, and how fast that can be
     vkmoe selftest                            does this device compute correctly
@@ -146,6 +147,7 @@ for _command, _summary in {
     info: "Describe a model file.",
     plan: "Explain what would go where, and how fast that can be.",
     devices: "List the devices.",
+    models: "List the models that are on this machine.",
     perplexity: "Measure how well a model predicts a text.",
     selftest: "Check a device against NumPy.",
     tune: "Measure how kernels run best on a device.",

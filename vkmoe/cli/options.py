@@ -278,7 +278,11 @@ def _chooser(context: typer.Context) -> Choose:
     def choose(models: Sequence[KeptModel]) -> KeptModel:
         from vkmoe.catalogue.choose import best_quant
 
-        return best_quant(models, EngineConfig(device=context.params.get("device")))
+        best = best_quant(models, EngineConfig(device=context.params.get("device")))
+        if not context.params.get("quiet"):
+            quants = ", ".join(model.quant for model in models)
+            typer.echo(f"{best.name}:{best.quant} of {quants}", err=True)
+        return best
 
     return choose
 
