@@ -19,7 +19,7 @@ from collections.abc import (
 )
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from numbers import Real
 from pathlib import Path
@@ -29,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import Phase
-from vkmoe.catalogue import KeptModel, find_model
+from vkmoe.catalogue import find_model
+from vkmoe.catalogue.choose import best_quant
 from vkmoe.choices import DraftWay
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
@@ -96,13 +97,7 @@ def _file_of(model: str | os.PathLike[str] | None, config: EngineConfig) -> Path
     """Find the file of a model; None: the demo model's."""
     if model is None:
         return demo_model_path()
-
-    def choose(quants: Sequence[KeptModel]) -> KeptModel:
-        from vkmoe.catalogue.choose import best_quant
-
-        return best_quant(quants, config)
-
-    return find_model(os.fspath(model), choose)
+    return find_model(os.fspath(model), partial(best_quant, config=config))
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Tests of what is shown of experts, changed about them, and said about time."""
+"""Tests of what a user may call a model, and of the caches that names are looked up in."""

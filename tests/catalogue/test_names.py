@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -112,12 +113,17 @@ def test_a_model_in_parts_is_one_and_files_beside_it_are_none(home: Path) -> Non
     assert find_model(home / folder, none) == paths[0]
 
 
-def test_the_newest_snapshot_comes_first_and_a_file_counts_once(home: Path) -> None:
-    path = put(home, HUGGING_FACE + "0a1b/" + LARGE)
-    other = home / (HUGGING_FACE + "9f9f")
-    other.mkdir()
-    (other / LARGE).symlink_to(path)
-    assert len(list(kept_models())) == 1
+def test_a_file_counts_once_and_is_that_of_the_newest_snapshot(home: Path) -> None:
+    old, new, same = (put(home, f"{HUGGING_FACE}{x}/{LARGE}") for x in ("9f", "1a", "5c"))
+    same.unlink()
+    same.symlink_to(new)
+    for changed_at, path in enumerate((same, old, new)):
+        os.utime(path.parent, (changed_at, changed_at))
+    (model,) = kept_models()
+    assert model.path == new
+    put(home, KEPT["LM Studio"])
+    assert [model.program for model in kept_models()] == ["Hugging Face", "LM Studio"]
+    assert find_model(NAME, none) == new, "one quant, kept twice"
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,12 @@ def find_model(wanted: str | Path, choose: Choose) -> Path:
     if not alike and not match["quant"] and "/" not in match["name"]:
         return path  # a file's name, as it seems
     quant = (match["quant"] or "").upper()
-    found = [model for model in alike if quant in ("", model.quant)]
+    # Of a quant that several programs keep, the first one.
+    found = {model.quant: model for model in reversed(alike) if quant in ("", model.quant)}
     if not found:
         raise ModelFileError(f"no model on this machine is called {wanted}", _hint(alike, kept))
-    return found[0].path if len(found) == 1 else choose(found).path
+    quants = list(found.values())
+    return (quants[0] if len(quants) == 1 else choose(quants)).path
 
 
 def _only_model(folder: Path) -> Path:

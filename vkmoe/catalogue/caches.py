@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,31 +72,34 @@ def n_bytes_of(first: Path) -> int:
 # ----- programs -----
 
 
-def _folders(*choices: tuple[str, str]) -> Path | None:
-    """Return the folder of the first variable that is set, with what is below it; None: none is."""
-    found = (Path(os.environ[name], below) for name, below in choices if os.environ.get(name))
-    return next(found, None)
+def _root(variables: Mapping[str, str], default: str) -> Path:
+    """Find a cache: below the folder that the first variable set names, else below the home."""
+    found = (Path(os.environ[x], below) for x, below in variables.items() if os.environ.get(x))
+    return next(found, Path.home() / default)
 
 
 def _of_hugging_face() -> Iterator[KeptModel]:
-    """Yield what Hugging Face's clients keep: models--OWNER--REPO/snapshots/REVISION/FILE."""
-    variables = (("LLAMA_CACHE", ""), ("HF_HUB_CACHE", ""), ("HF_HOME", "hub"))
-    root = _folders(*variables, ("XDG_CACHE_HOME", "huggingface/hub"))
-    root = root or Path.home() / ".cache/huggingface/hub"
+    """Yield what Hugging Face's clients keep: models--OWNER--REPO/snapshots/REVISION/FILE.
+
+    Of a file that several revisions have, that of the newest.
+    """
+    variables = {"LLAMA_CACHE": "", "HF_HUB_CACHE": "", "HF_HOME": "hub"}
+    root = _root(variables | {"XDG_CACHE_HOME": "huggingface/hub"}, ".cache/huggingface/hub")
     for folder in _entries(root, "models--*--*"):
-        for snapshot in _newest_first(folder / "snapshots"):
-            name = folder.name.removeprefix("models--").replace("--", "/", 1)
-            yield from _named(name, models_in(snapshot), "Hugging Face")
+        newest: dict[Path, Path] = {}  # by the path within a snapshot
+        for snapshot in sorted(_entries(folder / "snapshots", "*"), key=_changed_at):
+            newest |= {path.relative_to(snapshot): path for path in models_in(snapshot)}
+        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+        yield from _named(name, sorted(newest.values()), "Hugging Face")
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    return sorted(_entries(folder, "*"), key=lambda path: path.lstat().st_mtime, reverse=True)
+def _changed_at(path: Path) -> float:
+    return path.lstat().st_mtime
 
 
 def _of_llama_cpp() -> Iterator[KeptModel]:
     """Yield what llama.cpp kept before it shared that cache: OWNER_REPO_FILE beside manifests."""
-    root = _folders(("LLAMA_CACHE", ""), ("XDG_CACHE_HOME", "llama.cpp"))
-    root = root or Path.home() / ".cache/llama.cpp"
+    root = _root({"LLAMA_CACHE": "", "XDG_CACHE_HOME": "llama.cpp"}, ".cache/llama.cpp")
     names = [path.name.split("=")[1:3] for path in _entries(root, "manifest=*=*=*.json")]
     for owner, repo in sorted({(owner, repo) for owner, repo in names}):
         files = [path for path in models_in(root) if path.name.startswith(f"{owner}_{repo}_")]
@@ -113,7 +116,7 @@ def _of_lm_studio() -> Iterator[KeptModel]:
 
 def _of_ollama() -> Iterator[KeptModel]:
     """Yield what Ollama keeps: manifests/REGISTRY/OWNER/MODEL/TAG name blobs by their digests."""
-    root = _folders(("OLLAMA_MODELS", "")) or Path.home() / ".ollama/models"
+    root = _root({"OLLAMA_MODELS": ""}, ".ollama/models")
     for path in _entries(root / "manifests", "*/*/*/*"):
         owner, model, tag = path.parts[-3:]
         blob = _ollama_blob(root, path)

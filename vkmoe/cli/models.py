@@ -39,7 +39,8 @@ def models(*, wanted: _Wanted, output: Annotated[Output, ("as_json",)]) -> None:
 
     config = EngineConfig(device=wanted.device)
     kept = sorted(kept_models(), key=lambda model: (model.name.lower(), model.n_bytes))
-    plans = (_facts(*pair) for pair in zip(kept, rated(kept, config), strict=True))
+    pairs = zip(kept, rated(kept, config), strict=True)
+    plans = (_facts(model, found) for model, found in pairs)
     if output.as_json:
         typer.echo(json.dumps(list(plans), indent=2))
         return
