@@ -275,9 +275,12 @@ def test_the_default_context_is_the_model_s_up_to_a_limit() -> None:
     assert sure_context(EngineConfig(ctx_size=20000), SPEC) == 20000
 
 
-def test_a_context_beyond_the_model_s_is_refused() -> None:
-    with pytest.raises(UsageError, match="40961 is more than the 40960 tokens"):
-        sure_context(EngineConfig(ctx_size=40961), SPEC)
+def test_a_context_may_exceed_what_a_model_was_trained_for_but_not_what_it_can_take() -> None:
+    longer = EngineConfig(ctx_size=40961)
+    assert planned(DISCRETE_12, longer).ctx_size == sure_context(longer, SPEC) == 40961
+    limited = replace(SPEC, context_limit="an indexer leaves positions out")
+    with pytest.raises(UsageError, match="40961 is more than the 40960 tokens .* indexer"):
+        sure_context(longer, limited)
 
 
 def test_a_layer_s_cache_stays_below_4_gib() -> None:

@@ -175,6 +175,9 @@ def notes_at_start(llm: LLM, config: EngineConfig) -> Iterator[str]:
     yield from cpu_notes(llm.device_info, config.device)
     if config.threads is not None and llm.device_info.is_vulkan and not llm.plan.cpu_layers:
         yield f"--threads has no effect: {llm.device_info.name} runs shaders"
+    if config.ctx_size is not None and config.ctx_size > llm.spec.context_length:
+        trained = f"{llm.spec.name} was trained for {llm.spec.context_length}"
+        yield f"a context of {config.ctx_size} tokens: {trained}, and may write nonsense beyond"
     sizing = llm.plan.sizing
     if llm.plan.cpu_layers or llm.plan.mode_reason:
         yield f"experts: {mode_line(llm.plan)}"

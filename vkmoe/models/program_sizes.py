@@ -34,14 +34,13 @@ STATE_COPIES, FEW_STATE_COPIES, STATE_COPY_BYTES = 16, 4, 1 << 30
 def sure_context(config: EngineConfig, spec: ModelSpec) -> int:
     """Return for how many tokens the KV cache must have room: those asked for, or a default.
 
-    Raises UsageError for more than can be.
+    They may be more than the model was trained for. Raises UsageError for more than can be.
     """
-    n_tokens = min(spec.context_length, config.ctx_size or SURE_CTX_SIZE)
-    if config.ctx_size is not None and config.ctx_size > spec.context_length:
-        limit = f": {spec.context_limit}" if spec.context_limit else ""
+    n_tokens = config.ctx_size or min(spec.context_length, SURE_CTX_SIZE)
+    if n_tokens > spec.context_length and spec.context_limit:
         raise UsageError(
             f"--ctx-size {config.ctx_size} is more than the {spec.context_length} tokens "
-            f"{spec.name} {'can take' if limit else 'was trained for'}{limit}",
+            f"{spec.name} can take: {spec.context_limit}",
             f"use at most {spec.context_length}",
         )
     largest = _largest_context(config, spec, MAX_CACHE_BYTES - 1)
@@ -58,9 +57,13 @@ def largest_context(config: EngineConfig, spec: ModelSpec, chunk_bytes: int) -> 
 
     The caches of a layer end at 4 GiB, and together at the `chunk_bytes` of an allocation.
     """
-    most = min(_largest_context(config, spec, MAX_CACHE_BYTES - 1), spec.context_length)
+    most = min(_largest_context(config, spec, MAX_CACHE_BYTES - 1), _wanted(config, spec))
     whole = chunk_bytes // config.parallel
-    return min(most, config.ctx_size or most, _largest_context(config, spec, whole))
+    return min(most, _largest_context(config, spec, whole))
+
+
+def _wanted(config: EngineConfig, spec: ModelSpec) -> int:
+    return config.ctx_size or spec.context_length
 
 
 def _largest_context(config: EngineConfig, spec: ModelSpec, n_bytes: int) -> int:
