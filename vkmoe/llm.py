@@ -250,6 +250,7 @@ class LLM(Closing):
         shown: frozenset[int] = frozenset(),
         with_routing: bool = False,
         scores_prompt: bool = False,
+        logprobs_as_drawn: bool = False,
         **options: Any,
     ) -> Request:
         """Check what is to be generated. `options` are fields of SamplingConfig.
@@ -259,7 +260,8 @@ class LLM(Closing):
         log-probabilities, of each token and of that many of the likeliest ones; `constraint`, made
         by `constraints`, is the form of the reply; `shown` are control tokens that its text shows;
         `with_routing` keeps which experts each token uses, `scores_prompt` how likely each of the
-        prompt's was, with as many others as `n_logprobs` says.
+        prompt's was, with as many others as `n_logprobs` says; `logprobs_as_drawn` counts
+        temperature, penalties and the like in log-probabilities.
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
         sampling = _with_options(SamplingConfig, sampling, options)
@@ -273,6 +275,7 @@ class LLM(Closing):
             "shown": shown,
             "with_routing": with_routing,
             "scores_prompt": scores_prompt,
+            "logprobs_as_drawn": logprobs_as_drawn,
         }
         asked = checked_options(given, self.spec.n_vocab)
         return self._checked(Request(tuple(self._prompt_tokens(prompt)), sampling, **asked))

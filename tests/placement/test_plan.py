@@ -279,7 +279,7 @@ def test_a_context_may_exceed_what_a_model_was_trained_for_but_not_what_it_can_t
     longer = EngineConfig(ctx_size=40961)
     assert planned(DISCRETE_12, longer).ctx_size == sure_context(longer, SPEC) == 40961
     limited = replace(SPEC, context_limit="an indexer leaves positions out")
-    with pytest.raises(UsageError, match="40961 is more than the 40960 tokens .* indexer"):
+    with pytest.raises(UsageError, match=r"40961 is more than the 40960 tokens .* indexer"):
         sure_context(longer, limited)
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from vkmoe.config import EngineConfig, SamplingConfig
+from vkmoe.config import EngineConfig
 from vkmoe.cpu.variants import has_cpu
 from vkmoe.llm import LLM
 from vkmoe.server.app import make_app
@@ -26,6 +26,7 @@ from vkmoe.server.connections import Limits
 from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.service import Service
 from vkmoe.server.serving import Server, bind
+from vkmoe.server.settings import ServerSettings
 
 HOST = "127.0.0.1"
 Result = TypeVar("Result")
@@ -103,20 +104,21 @@ def serving(
     load: Callable[[], LLM] | None = None,
     api_keys: tuple[str, ...] = (),
     max_queue: int = 64,
-    timeout: float | None = None,
     limits: Limits | None = None,
+    settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     """Serve the demo model, or what `load` makes, with these options of the engine."""
+    given: dict[str, Any] = {"api_key": ",".join(api_keys), "timeout": 0.0}
+    stated = ServerSettings(**given | (settings or {}))
     config = EngineConfig(**{"ctx_size": 256, "parallel": 2, **options})
     engine = EngineThread(load or (lambda: LLM(None, config)), max_queue)
-    service = Service(engine, "demo", SamplingConfig(), timeout)
+    service = Service(engine, "demo", stated)
     listening = bind(HOST, 0)
-    app = make_app(service, HOST, api_keys)
-    server = Server(app, engine, limits=limits)
+    server = Server(make_app(service), engine, limits=limits)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
-    served = Served(f"http://{HOST}:{listening.getsockname()[1]}", engine, service)
+    served = Served(stated.address(listening.getsockname()[1]), engine, service)
     try:
         yield served
     finally:

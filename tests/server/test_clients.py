@@ -353,7 +353,7 @@ def test_a_server_without_its_model_is_overloaded_to_anthropic() -> None:
         may_load.wait(60)
         return with_template()
 
-    with serving(load, timeout=0.2) as served:
+    with serving(load, settings={"timeout": 0.2}) as served:
         made = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
         common: Any = {"model": "demo", "messages": ASK, "max_tokens": 900}
         error: pytest.ExceptionInfo[Any]

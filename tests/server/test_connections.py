@@ -96,7 +96,7 @@ def ask_for_much(server: Served, kept: str) -> tuple[socket.socket, int]:
     answer = b""
     while b"\r\n\r\n" not in answer:
         answer += connection.recv(1)
-    return connection, int(answer.partition(b"content-length: ")[2].split()[0])
+    return connection, int(answer.partition(b"Content-Length: ")[2].split()[0])
 
 
 @pytest.mark.full

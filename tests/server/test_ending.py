@@ -62,7 +62,7 @@ def wait(address: str) -> list[int]:
 def test_a_signal_lets_short_replies_finish(number: signal.Signals, tmp_path: Path) -> None:
     """New requests are refused; statistics are written, and the exit code is 0."""
     stats = tmp_path / "stats.json"
-    options = ["--ctx-size", "1024", "--parallel", "2", "--expert-slots", "8", *VULKAN]
+    options = ["--ctx-size", "2048", "--parallel", "2", "--expert-slots", "8", *VULKAN]
     with served(*options, "--expert-stats", str(stats)) as (process, address, lines):
         statuses = wait(address)
         assert set(statuses) <= {200, 503}
@@ -128,7 +128,7 @@ def test_a_model_that_is_still_being_loaded_is_not_waited_for() -> None:
 def test_the_limit_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
     """With one signal: two replies run, thirty wait; records are written, the exit code is 0."""
     stats, profile = tmp_path / "stats.json", tmp_path / "profile.json"
-    options = ["--ctx-size", "1024", "--parallel", "2", "--expert-slots", "8", *VULKAN]
+    options = ["--ctx-size", "2048", "--parallel", "2", "--expert-slots", "8", *VULKAN]
     options += ["--expert-stats", str(stats), "--expert-profile", str(profile)]
     many = {**LONG, "n": 16}
     with served(*options) as (process, address, lines):

@@ -91,8 +91,31 @@ def test_any_name_will_do_with_a_key(locked: Served) -> None:
     assert locked.client.get("/v1/models", headers=headers).status_code == 403
     headers["Authorization"] = "Bearer secret"
     assert locked.client.get("/v1/models", headers=headers).status_code == 200
-    page = {**headers, "Origin": "http://evil.example"}
-    assert locked.client.get("/v1/models", headers=page).status_code == 403
+
+
+def test_pages_of_any_site_may_ask_with_the_key(locked: Served) -> None:
+    """Without it they get no answer, and what a browser sends ahead tells them nothing."""
+    page = {"Origin": "https://other.example"}
+    asks = {**page, "Access-Control-Request-Method": "POST"}
+    ahead = locked.client.options(TEXT, headers=asks)
+    assert (ahead.status_code, ahead.text) == (200, "")
+    assert ahead.headers["access-control-allow-origin"] == page["Origin"]
+    assert locked.client.get("/v1/models", headers=page).status_code == 401
+    with_key = {**page, "Authorization": "Bearer secret"}
+    assert locked.client.get("/v1/models", headers=with_key).status_code == 200
+
+
+def test_cors_origins_say_whose_pages_may_ask() -> None:
+    with serving(settings={"cors_origins": "https://a.example,https://b.example"}) as served:
+        served.wait()
+        for origin, status in (
+            ("https://b.example", 200),
+            ("https://c.example", 403),
+            ("http://localhost:3000", 403),
+            (served.address, 200),
+        ):
+            answer = served.client.get("/v1/models", headers={"Origin": origin})
+            assert answer.status_code == status, origin
 
 
 @pytest.mark.parametrize(
@@ -115,8 +138,9 @@ def test_pages_of_other_sites_are_refused(server: Served, origin: str, works: bo
     wanted = "content-type,anthropic-version,x-stainless-os"  # as clients of these APIs add
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": wanted}
     ahead = server.client.options(TEXT, headers={**headers, **asks})
-    assert ahead.status_code == (204 if works else 403)
-    assert ahead.headers.get("access-control-allow-headers") == (wanted if works else None)
+    assert ahead.status_code == 200
+    assert ahead.headers.get("access-control-allow-origin") == (origin if works else None)
+    assert ahead.headers.get("access-control-allow-headers") == wanted
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(server: Served) -> None:
@@ -238,7 +262,9 @@ HOSTILE = [
     b'{"prompt": "a", "stop": [1]}',
     b'{"prompt": "a", "seed": "x"}',
     b'{"prompt": "a", "seed": 99999999999999999999999}',
-    b'{"prompt": "a", "logit_bias": {"x": 1}}',
+    b'{"prompt": "a", "logit_bias": {"x": true}}',
+    b'{"prompt": "a", "logit_bias": [["x", 1, 2]]}',
+    b'{"prompt": "a", "logit_bias": {"4294967296": 1}}',
     b'{"prompt": "a", "logit_bias": {"1": 1000}}',
     b'{"messages": "hello"}',
     b'{"messages": [1, 2]}',

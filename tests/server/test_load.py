@@ -101,7 +101,7 @@ def test_replies_under_load_are_those_alone(
             else:
                 found = read_slowly(server, body, way == "leaves").decode()
                 status, text = int(found.split()[1]), found.partition("\r\n\r\n")[2]
-                waits = "retry-after:" in found
+                waits = "Retry-After:" in found
             if status == 503:
                 assert waits and max_queue == 1
                 return "refused"

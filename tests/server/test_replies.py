@@ -74,8 +74,8 @@ def test_a_stream_has_the_same_text_under_one_id(
     reasons = [choice["finish_reason"] for choice in choices]
     assert reasons == [None] * (len(reasons) - 1) + ["length"] and len(chunks) > 10
     if "chat" in path:
-        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
-        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        assert choices[0]["delta"] == {"role": "assistant", "content": None}
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
         assert text == whole["choices"][0]["message"]["content"]
     else:
         assert "".join(choice["text"] for choice in choices) == texts[PROMPTS[0]]
@@ -341,7 +341,7 @@ def test_tools_that_are_no_functions_are_left_alone(server: Served) -> None:
 
 def test_a_reply_that_takes_too_long_is_ended() -> None:
     """Before it began, that is its status; in a stream, the last event."""
-    with serving(timeout=3.0, ctx_size=1024) as served:
+    with serving(settings={"timeout": 3.0}, ctx_size=1024) as served:
         served.wait()
         served.engine.llm.scheduler.after_run = lambda *_: time.sleep(0.02)
         answer = served.post("/v1/completions", LONG)

@@ -29,11 +29,12 @@ from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import generate
 from vkmoe.cli.info import info
+from vkmoe.cli.llama_server import translated
 from vkmoe.cli.models import models
 from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
 from vkmoe.cli.selftest import selftest
-from vkmoe.cli.serve import serve
+from vkmoe.cli.serve import IDLE_FLAGS, serve
 from vkmoe.errors import NoDriverError, UsageError, VkmoeError
 from vkmoe.interrupts import INTERRUPTED, handle
 
@@ -79,6 +80,17 @@ class _Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [item for item in self.params if isinstance(item, TyperArgument)]
         return ["[OPTIONS]", *(item.metavar or "" for item in arguments)]
+
+
+class _ServeCommand(_Command):
+    """Is a command that also takes the flags of llama-server."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words behind `serve`; flags that have nothing to do here are noted in `ctx`."""
+        words, idle = translated(args)
+        if idle:
+            ctx.meta[IDLE_FLAGS] = idle
+        return super().parse_args(ctx, words)
 
 
 app = typer.Typer(
@@ -155,7 +167,8 @@ for _command, _summary in {
     simulate: "Replay a trace through the expert cache.",
     version: "Show versions.",
 }.items():
-    app.command(cls=_Command, short_help=_summary)(_command)
+    _kind = _ServeCommand if _command is serve else _Command
+    app.command(cls=_kind, short_help=_summary)(_command)
 
 _benchmarks = typer.Typer(add_completion=False, rich_markup_mode=None)
 _benchmarks.callback(invoke_without_command=True)(bench)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,35 +14,13 @@ from vkmoe.cli.notes import log_as_notes, note, notes_at_start
 from vkmoe.cli.options import ModelChoice, Output, config_options
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.option_fields import option
+from vkmoe.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from vkmoe.llm import LLM
     from vkmoe.weights.placer import Progress
 
-
-@dataclass(frozen=True)
-class _Served:
-    host: str = option("127.0.0.1", "The address to listen at; 0.0.0.0 is all there are.")
-    port: int = option(8080, "The port; 0: a free one.", minimum=0, maximum=65535)
-    api_key: str | None = option(
-        None, "Ask every client for this key; several are split by commas."
-    )
-    alias: str | None = option(None, "The name that clients know the model by.", metavar="NAME")
-    max_queue: int = option(64, "Most requests that wait for their turn.", minimum=0)
-    timeout: float = option(600.0, "Seconds until a reply is ended; 0: never.", minimum=0)
-    log_level: Literal["error", "warning", "info"] = option(
-        "info", "What the log says; info: also a line for each request, without its texts."
-    )
-
-    @property
-    def keys(self) -> list[str]:
-        """List the keys of which a client needs one."""
-        return [key.strip() for key in (self.api_key or "").split(",") if key.strip()]
-
-    def address(self, port: int) -> str:
-        """Return the address that clients take."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}"
+IDLE_FLAGS = "vkmoe.idle_flags"  # in a context's `meta`: what llama_server.py left out
 
 
 @config_options
@@ -50,7 +28,7 @@ def serve(
     context: typer.Context,
     *,
     which: ModelChoice,
-    served: _Served,
+    settings: ServerSettings,
     sampling: SamplingConfig,
     engine: EngineConfig,
     output: Annotated[Output, ("quiet",)],
@@ -58,34 +36,53 @@ def serve(
     """Serve a model over HTTP, in the forms of OpenAI's and Anthropic's APIs.
 
     At http://HOST:PORT is a page with a chat and a live map of the experts; clients take
-    http://HOST:PORT/v1 as the base URL. --parallel N serves N replies at once. It listens at once,
-    and /health says when the model is there. Ctrl-C or SIGTERM ends it, when replies under way have
-    finished or ten seconds later.
+    http://HOST:PORT/v1 as the base URL. --parallel N serves N replies at once, which share
+    --ctx-size. It listens at once, and /health says when the model is there. Ctrl-C or SIGTERM ends
+    it, when replies under way have finished or ten seconds later. The flags of llama-server work
+    too; those that have nothing to do here are named once.
     """
     _check_installed()
     from vkmoe.gguf_file.disk import map_file
     from vkmoe.server.app import make_app
     from vkmoe.server.engine_thread import EngineThread
     from vkmoe.server.service import Service
-    from vkmoe.server.serving import Server, bind
+    from vkmoe.server.serving import Server, bind_all
 
-    chosen, quiet, host = which.path(context), output.quiet, served.host
+    chosen, quiet = which.path(context), output.quiet
     if chosen is not None:
         map_file(Path(chosen))  # raises before it listens
-    if not (quiet or served.keys or host in ("127.0.0.1", "localhost", "::1")):
-        note("whatever reaches this address may use the model: --api-key asks for a key")
-    with log_as_notes(quiet, logging.getLevelNamesMapping()[served.log_level.upper()]):
-        thread = EngineThread(lambda: _load(chosen, engine, quiet, thread.loaded), served.max_queue)
-        name = served.alias or Path(chosen or "demo").stem
-        service = Service(thread, name, sampling, served.timeout or None)
-        listening = bind(host, served.port)
-        address = served.address(listening.getsockname()[1])
+    config, notes = _shared_context(engine, settings)
+    if idle := context.meta.get(IDLE_FLAGS):
+        notes.append(f"nothing to do here for {', '.join(idle)}")
+    if not settings.keys and not {"127.0.0.1", "localhost", "::1"}.issuperset(settings.hosts):
+        notes.append("whatever reaches this address may use the model: --api-key asks for a key")
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    with log_as_notes(quiet, level):
+        thread = EngineThread(
+            lambda: _load(chosen, config, quiet, thread.loaded), settings.max_queue
+        )
+        service = Service(thread, Path(chosen or "demo").stem, settings, sampling)
+        listening = bind_all(settings.hosts, settings.port)
+        address = settings.address(listening[0].getsockname()[1])
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         if not quiet:
-            note(f"listening at {address}; base URL for clients: {address}/v1")
-        Server(make_app(service, host, served.keys), thread).run(sockets=[listening])
+            for line in (f"listening at {address}; base URL for clients: {address}/v1", *notes):
+                note(line)
+        Server(make_app(service), thread).run(sockets=listening)
     if thread.error is not None:
         raise thread.error
+
+
+def _shared_context(
+    engine: EngineConfig, settings: ServerSettings
+) -> tuple[EngineConfig, list[str]]:
+    """Give each reply its share of the context, as llama-server does, and say so."""
+    whole, n = engine.ctx_size, engine.parallel
+    if whole is None or n == 1 or settings.kv_unified:
+        return engine, []
+    share = max(whole // n, 1)
+    line = f"each of {n} replies has a context of {share} tokens: --ctx-size {whole} is shared"
+    return replace(engine, ctx_size=share), [line]
 
 
 def _check_installed() -> None:

@@ -5,6 +5,7 @@ It owns types and bounds of the arguments that are no fields of a config (config
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -56,7 +57,7 @@ def check_kind(name: str, value: object, kind: Any, hint: str) -> None:
 def checked_options(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
     """Return fields of a Request, without its tokens and its sampling. Raises UsageError."""
     found = dict(options)
-    for name in ("ignore_eos", "with_routing", "scores_prompt"):
+    for name in ("ignore_eos", "with_routing", "scores_prompt", "logprobs_as_drawn"):
         check_kind(name, found.get(name, False), bool, "use true or false")
     hint = "use a whole number from 0, or None for no limit"
     _check_count("max_tokens", found.get("max_tokens"), sys.maxsize, hint)
@@ -98,10 +99,11 @@ def _biases(logit_bias: object, n_vocab: int) -> tuple[tuple[int, float], ...]:
                 f"{n_vocab}",
                 "use ids of this model's tokenizer",
             )
-        if not (isinstance(bias, Real) and abs(float(bias)) <= MAX_BIAS):
+        is_ban = bias == -math.inf
+        if not (isinstance(bias, Real) and (is_ban or abs(float(bias)) <= MAX_BIAS)):
             raise UsageError(
                 f"logit_bias of token {token} is {shortened(bias)}",
-                f"use -{MAX_BIAS} to {MAX_BIAS}",
+                f"use -{MAX_BIAS} to {MAX_BIAS}, or minus infinity for never",
             )
     return tuple(sorted((int(token), float(bias)) for token, bias in logit_bias.items()))
 

@@ -1,11 +1,14 @@
 """This module says how likely a model held a token: log-probabilities by the softmax of raw logits.
 
-Temperature, penalties and constraints do not count in them. How tokens are chosen is the subject of
-sampler.py.
+Temperature, penalties and constraints do not count in them, unless those of the draw are wanted.
+How tokens are chosen is the subject of sampler.py.
 """
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -38,3 +41,13 @@ def log_probs(token: int, n: int, top: TopLogits, fetch_logits: FetchLogits) -> 
         float(own) - top.log_sum_exp,
         tuple((i, logit - top.log_sum_exp) for i, logit in pairs),
     )
+
+
+def of_shares(token: int, n: int, shares: Callable[[int], list[tuple[int, float]]]) -> LogProbs:
+    """Return the log-probabilities with which `token` was drawn, and those of the `n` likeliest.
+
+    `shares(n)` are the likeliest tokens of the draw with their probabilities.
+    """
+    found = [(each, math.log(share)) for each, share in shares(sys.maxsize)]
+    own = dict(found).get(token, math.log(sys.float_info.min))  # a draw may round a share up from 0
+    return LogProbs(own, tuple(found[:n]))

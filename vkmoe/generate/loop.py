@@ -20,7 +20,7 @@ from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.dry import Dry
-from vkmoe.generate.logprobs import LogProbs, log_probs
+from vkmoe.generate.logprobs import LogProbs, log_probs, of_shares
 from vkmoe.generate.reply import MarkFinder
 from vkmoe.generate.runner import FetchLogits, bad_logits
 from vkmoe.generate.sampler import Sampler, random_seed
@@ -40,6 +40,7 @@ class Request:
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
     n_logprobs: int | None = None  # of the likeliest tokens; None: not even the chosen one's
+    logprobs_as_drawn: bool = False  # after temperature, penalties and all else had their say
     constraint: Constraint | None = None  # the form that the reply is kept to
     shown: frozenset[int] = frozenset()  # control tokens that the text shows
     with_routing: bool = False  # the experts that each token uses are kept
@@ -57,7 +58,7 @@ class Piece:
 
     The last piece may have no token (-1): text that was held back for a stop string. Where the
     request wants them, log-probabilities are those of the model's raw logits: temperature,
-    penalties, biases and constraints do not count.
+    penalties, biases and constraints do not count, unless it wants those of the draw.
     """
 
     token_id: int
@@ -206,7 +207,9 @@ class Generation:
         fetch = cache(fetch_logits)
         token = self._sampler.sample(top, fetch, allowed)
         likely = None
-        if self._n_logprobs is not None:
+        if self._n_logprobs is not None and self.request.logprobs_as_drawn:
+            likely = of_shares(token, self._n_logprobs, self._sampler.shares)
+        elif self._n_logprobs is not None:
             likely = log_probs(token, self._n_logprobs, top, fetch)
         self.n_generated += 1
         if self.n_generated == 1:
@@ -249,13 +252,14 @@ class Generation:
     def statistics(self, load_seconds: float) -> GenerationStatistics:
         """Return what the run took until now, or until it ended."""
         ended = time.perf_counter() if self._ended is None else self._ended
+        read = self._prompt_done if self.n_generated or self._ended is not None else ended
         return GenerationStatistics(
             load_seconds=load_seconds,
             n_prompt_tokens=self.n_prompt,
             n_reused_tokens=self.n_reused,
             n_generated_tokens=self.n_generated,
             ttft_seconds=self._first_token - self._submitted,
-            prompt_seconds=self._prompt_done - self._began,
+            prompt_seconds=read - self._began,
             decode_seconds=ended - self._first_token,
             seed=self._seed,
             finish_reason=self.finish_reason or "interrupt",

@@ -70,6 +70,7 @@ class Sampler:
         # Only the best token counts.
         self._is_greedy = c.temp == 0 and c.typical_p >= 1 and not self._has_xtc
         self._history: list[int] = []  # stays empty where nothing is penalised
+        self._drawn: tuple[Ids, Floats] | None = None  # the last draw's tokens and their weights
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Note tokens of the prompt or of the reply for the penalties, oldest first. Mutates."""
@@ -95,6 +96,16 @@ class Sampler:
         if kept is None:
             kept = self._keep_of_all(_checked(fetch_logits()), allowed)
         return self._draw(self._without_top(kept) if self._has_xtc else kept)
+
+    def shares(self, n: int) -> list[tuple[int, float]]:
+        """Return the `n` tokens that were likeliest at the last draw, and their probabilities.
+
+        All options have had their say; tokens that they dropped are not listed.
+        """
+        assert self._drawn is not None, "nothing was drawn yet"
+        ids, weights = self._drawn
+        pairs = zip(ids[:n].tolist(), (weights[:n] / weights.sum()).tolist(), strict=True)
+        return [(token, share) for token, share in pairs if share > 0]
 
     def _keep_of_candidates(self, candidates: TopLogits, allowed: Mask | None) -> _Kept | None:
         """Return what the options leave; None where tokens that are not listed may matter."""
@@ -207,27 +218,30 @@ class Sampler:
 
     def _draw(self, kept: _Kept) -> int:
         """Draw one token by the softmax of logits / temperature."""
-        if self._config.temp == 0:
-            return int(kept.ids[0])
-        return int(kept.ids[self._place(_weights(kept.logits, self._config.temp))])
+        ids = kept.ids if self._config.temp else kept.ids[:1]
+        return self._placed(ids, _weights(kept.logits[: ids.size], self._config.temp))
 
     def _draw_by_mirostat(self, mirostat: _Mirostat, raw: Floats, allowed: Mask | None) -> int:
         """Draw one of the tokens that Mirostat leaves, and let it learn from that."""
         ids, logits = self._possible(raw, allowed)
         order = np.lexsort((ids, -logits))
+        ids = ids[order]
         if self._config.temp == 0:
-            return int(ids[order[0]])
+            return self._placed(ids[:1], np.ones(1))
         shares = _shares(logits[order], self._config.temp)
         shares = shares[: mirostat.n_kept(shares, raw.size)]
-        place = self._place(shares)
-        mirostat.learn(float(shares[place] / shares.sum()))
-        return int(ids[order[place]])
+        token = self._placed(ids[: shares.size], shares)
+        mirostat.learn(float(shares[ids[: shares.size] == token][0] / shares.sum()))
+        return token
 
-    def _place(self, weights: Floats) -> int:
-        """Draw a place, as likely as its share of all weights."""
+    def _placed(self, ids: Ids, weights: Floats) -> int:
+        """Draw a token, as likely as its share of all weights; at temperature 0 without a draw."""
+        self._drawn = ids, weights
+        if self._config.temp == 0:
+            return int(ids[0])
         reached = np.cumsum(weights)
         place = int(np.searchsorted(reached, self._random.random() * reached[-1], side="right"))
-        return min(place, weights.size - 1)
+        return int(ids[min(place, weights.size - 1)])
 
 
 class _Mirostat:

@@ -63,6 +63,7 @@ class Scheduler:
         self._waiting: deque[Generation] = deque()  # for a region
         self._running: list[_Sequence] = []  # the one whose turn it is first
         self._n_owed = 0  # sequences that decode before prompts go on
+        self.n_runs = self.n_turns = 0  # batches that ran, and their sequences, all together
 
     @property
     def has_work(self) -> bool:
@@ -258,6 +259,7 @@ class Scheduler:
     def _run(self, parts: Sequence[_Rows], batch: TokenBatch) -> None:
         """Run a batch, and give every sequence what it says of its rows."""
         result = self._runner.run(batch)
+        self.n_runs, self.n_turns = self.n_runs + 1, self.n_turns + len(parts)
         self.regions.note(batch)
         if self.after_run is not None:
             self.after_run(batch, result)

@@ -18,11 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vkmoe import __version__
 from vkmoe.server.api import facts
-from vkmoe.server.api.chat import answer_chat
+from vkmoe.server.api.chat import answer_chat, count_chat
 from vkmoe.server.api.completions import complete
 from vkmoe.server.api.experts import change_experts, show_experts, stream_experts, why
 from vkmoe.server.api.messages import answer_message, count_tokens
-from vkmoe.server.api.responses import answer_response
+from vkmoe.server.api.native import go_on
+from vkmoe.server.api.responses import answer_response, count_response
 from vkmoe.server.errors import ApiError
 from vkmoe.server.guard import Guard, error_response
 from vkmoe.server.openapi import JSON, described, document
@@ -55,8 +56,16 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/models", facts.models),
     ("GET", "/v1/models/{name:path}", facts.one_model),
     ("POST", "/v1/chat/completions", answer_chat),
+    ("POST", "/chat/completions", answer_chat),
+    ("POST", "/v1/chat/completions/input_tokens", count_chat),
+    ("POST", "/chat/completions/input_tokens", count_chat),
     ("POST", "/v1/completions", complete),
+    ("POST", "/completion", go_on),
+    ("POST", "/completions", go_on),
     ("POST", "/v1/responses", answer_response),
+    ("POST", "/responses", answer_response),
+    ("POST", "/v1/responses/input_tokens", count_response),
+    ("POST", "/responses/input_tokens", count_response),
     ("POST", "/v1/messages", answer_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/tokenize", facts.tokenize),
@@ -69,6 +78,7 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/props", facts.props),
     ("GET", "/slots", facts.slots),
     ("GET", "/metrics", facts.metrics),
+    ("GET", "/lora-adapters", facts.lora_adapters),
     ("GET", "/openapi.json", show_document),
 )
 # Of APIs that clients may expect here, what vkmoe does not do.
@@ -88,8 +98,9 @@ OPEN_PATHS = ("/health", "/v1/health", "/", "/page/")
 log = logging.getLogger("vkmoe")
 
 
-def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIApp:
-    """Make the application that serves at `host`; its start loads the model, its end frees it."""
+def make_app(service: Service) -> ASGIApp:
+    """Make the application; its start loads the model, its end frees it."""
+    settings = service.settings
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -100,11 +111,12 @@ def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIA
             service.engine.end()
             await asyncio.to_thread(service.engine.join)
 
+    page = read_page() if settings.webui else {}
     app = Starlette(
         routes=[
             *(Route(path, partial(do, service), methods=[method]) for method, path, do in ANSWERS),
             *(Route(path, _not_there, methods=["GET", "POST"]) for path in _NOT_THERE),
-            *(Route(path, file.send, methods=["GET"]) for path, file in read_page().items()),
+            *(Route(path, file.send, methods=["GET"]) for path, file in page.items()),
         ],
         exception_handlers={
             ApiError: _refused,
@@ -115,7 +127,25 @@ def make_app(service: Service, host: str, api_keys: Sequence[str] = ()) -> ASGIA
         },
         lifespan=lifespan,
     )
-    return _RequestLog(Guard(app, host, api_keys, OPEN_PATHS))
+    guard = Guard(app, settings.hosts, settings.keys, OPEN_PATHS, settings.origins)
+    return _RequestLog(_Prefixed(guard, settings.api_prefix))
+
+
+class _Prefixed:
+    """Takes a prefix off the paths of requests for `app`; without it there is nothing."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._prefix and scope["type"] == "http":
+            path = scope["path"]
+            if not path.startswith(f"{self._prefix}/"):
+                refused = ApiError(404, f"there is nothing at {path}: see {self._prefix}/")
+                await error_response(refused, path)(scope, receive, send)
+                return
+            scope = {**scope, "path": path.removeprefix(self._prefix)}
+        await self._app(scope, receive, send)
 
 
 async def _not_there(request: Request) -> Response:

@@ -47,6 +47,7 @@ class EngineThread:
         self.n_restarts = 0
         self._load, self._max_queue = load, max_queue
         self._llm: LLM | None = None
+        self._n_ran = 0, 0  # batches, and sequences in them, of models that were let go
         self._listeners: dict[Generation, Callable[[], None]] = {}
         self._calls: deque[tuple[Callable[[LLM], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
@@ -88,6 +89,14 @@ class EngineThread:
         """Count the replies that wait for a region."""
         llm = self._llm
         return llm.scheduler.n_waiting if llm is not None else 0
+
+    @property
+    def n_runs(self) -> tuple[int, int]:
+        """Count the batches that ran, and the sequences in them, since the server began."""
+        (n_runs, n_turns), llm = self._n_ran, self._llm
+        if llm is not None:
+            n_runs, n_turns = n_runs + llm.scheduler.n_runs, n_turns + llm.scheduler.n_turns
+        return n_runs, n_turns
 
     def submit(self, request: Request, on_news: Callable[[], None]) -> Generation:
         """Let a reply begin; `on_news` is called on the engine's thread whenever it went on.

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -20,12 +20,15 @@ from starlette.requests import Request
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import UsageError
+from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.option_fields import parse_breakers
 from vkmoe.server.errors import ApiError
 from vkmoe.server.known_fields import MOST_ITEMS, Api, refuse_unsupported
 
+MOST_STOPS, MOST_STOP_LENGTH = 16, 1024
 Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # as a key of JSON
+Bias = Annotated[Number, Field(ge=-100, le=100)] | Literal[False]  # false: never
+TokenOrText = Annotated[int, Field(ge=0)] | Annotated[str, Field(max_length=MOST_STOP_LENGTH)]
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 Many = Annotated[
@@ -35,7 +38,6 @@ Tokens = Annotated[list[int], Field(fail_fast=True)]
 
 MOST_BIASES = 1 << 16
 
-MOST_STOPS, MOST_STOP_LENGTH = 16, 1024
 MOST_REPLIES = 16  # `n`
 MOST_SEED = (1 << 63) - 1
 
@@ -81,15 +83,18 @@ class ReplyFields(Body):
     mirostat: Annotated[int, _bounds("mirostat")] | None = None
     mirostat_tau: Annotated[Number, _bounds("mirostat_tau")] | None = None
     mirostat_eta: Annotated[Number, _bounds("mirostat_eta")] | None = None
-    logit_bias: dict[TokenId, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    # As in OpenAI's API; llama-server also takes pairs, and texts for all of their tokens.
+    logit_bias: dict[TokenOrText, Bias] | Many[tuple[TokenOrText, Bias]] | None = None
     ignore_eos: bool | None = None
     lengths: ClassVar[tuple[str, ...]] = ("max_tokens", "n_predict")  # names of one number
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _few_biases(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > MOST_BIASES:
+        if isinstance(value, dict | list) and len(value) > MOST_BIASES:
             raise ValueError(f"at most {MOST_BIASES} tokens")
+        if isinstance(value, list):  # whose pairs are no tuples in JSON
+            return [tuple(each) if isinstance(each, list) else each for each in value]
         return value
 
     @field_validator("stop")
@@ -114,14 +119,17 @@ class ReplyFields(Body):
         """Return how many replies each prompt has."""
         return 1
 
-    @property
-    def biases(self) -> dict[int, float]:
-        """Return what is added to the logits of tokens."""
-        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+    def biases(self, tokenizer: Tokenizer) -> dict[int, float]:
+        """Return what is added to the logits of tokens; minus infinity for never."""
+        given, found = self.logit_bias or {}, dict[int, float]()
+        for key, value in given.items() if isinstance(given, dict) else given:
+            is_id = isinstance(key, int) or (isinstance(given, dict) and key.isdecimal())
+            tokens = [int(key)] if is_id else tokenizer.encode(str(key), add_special=False)
+            found |= dict.fromkeys(tokens, -math.inf if value is False else float(value))
+        return found
 
-    @property
-    def most_tokens(self) -> int | None:
-        """Return the most tokens of a reply; None: until the context is full.
+    def most_tokens(self, default: int) -> int | None:
+        """Return the most tokens of a reply; None: until the context is full, as -1 says.
 
         Raises ApiError where its names say several numbers.
         """
@@ -130,7 +138,7 @@ class ReplyFields(Body):
         if len(set(given.values())) > 1:
             message = f"{' and '.join(given)} are names of one number, and contradict each other"
             raise ApiError(400, message, param=list(given)[-1])
-        number = next(iter(given.values()), -1)
+        number = next(iter(given.values()), default)
         return None if number == -1 else number
 
     def sampling(self, default: SamplingConfig, index: int = 0) -> SamplingConfig:

@@ -19,7 +19,7 @@ from vkmoe.server.errors import ApiError, unavailable
 from vkmoe.server.sse import json_bytes
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_METHODS = "GET, POST, PATCH, OPTIONS"
+_METHODS = "GET, POST, DELETE, OPTIONS"  # for pages of other addresses
 _MOST_BODY = 32 << 20  # bytes
 _MOST_BODIES = 256 << 20  # bytes of all requests that have not been answered
 
@@ -37,17 +37,20 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        host: str,
+        hosts: Iterable[str],
         api_keys: Iterable[str],
         open_paths: Iterable[str],
+        origins: Iterable[str] = ("localhost",),
         most_body: int = _MOST_BODY,
         most_bodies: int = _MOST_BODIES,
     ) -> None:
-        """Guard `app`, served at `host`. Without keys, none is asked for.
+        """Guard `app`, served at `hosts`. Without keys, none is asked for.
 
-        `open_paths` need none: those that end in / with all below them.
+        `open_paths` need none: those that end in / with all below them. `origins` are the sites
+        whose pages may ask: "*" are all, "localhost" all of this machine.
         """
-        self._app, self._names = app, {*_LOCAL, host.lower()}
+        self._app, self._names = app, {*_LOCAL, *(host.lower() for host in hosts)}
+        self._origins = {origin.lower() for origin in origins}
         self._keys = [key.encode() for key in api_keys]
         self._open, self._most_body = tuple(open_paths), most_body
         self._most_bodies, self._n_held = most_bodies, 0
@@ -58,15 +61,19 @@ class Guard:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
+        may_ask = origin is None or self._may_ask(origin, headers)
         try:
             has_key = self._has_key(headers)
             self._check_host(headers, has_key)
-            if origin is not None:
-                self._check_origin(origin, headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 # A page may use clients that add headers of their own; its origin is known.
                 asked = headers.get("access-control-request-headers", "Authorization")
-                answer = Response(None, 204, {"Access-Control-Allow-Headers": asked})
+                answer = Response(None, 200, {"Access-Control-Allow-Headers": asked})
+                origin = origin if may_ask else None
+            elif not may_ask:
+                raise ApiError(
+                    403, "pages of other sites may not use this server: see --cors-origins"
+                )
             else:
                 if not (has_key or self._is_open(scope["path"])):
                     raise ApiError(401, "Invalid API Key", code="invalid_api_key")
@@ -89,16 +96,16 @@ class Guard:
             hint = "send its key" if self._keys else "start it with --host NAME, or with --api-key"
             raise ApiError(403, f"the Host of this request is not this server: {hint}")
 
-    def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Refuse pages of other sites. Raises ApiError."""
+    def _may_ask(self, origin: str, headers: Headers) -> bool:
+        """Say whether pages of this origin may use the server."""
         try:
             parts = urlsplit(origin)
             name = parts.hostname
         except ValueError:
             parts, name = None, None
-        is_own = parts is not None and parts.netloc.lower() == headers["host"].lower()
-        if not (is_own or name in _LOCAL):
-            raise ApiError(403, "pages of other sites may not use this server")
+        is_own = parts is not None and parts.netloc.lower() == headers.get("host", "").lower()
+        is_local = name in _LOCAL and "localhost" in self._origins
+        return is_own or is_local or not self._origins.isdisjoint(("*", origin.lower()))
 
     def _is_open(self, path: str) -> bool:
         return not self._keys or any(
@@ -159,7 +166,10 @@ def _with_origin(send: Send, origin: str | None) -> Send:
             if origin is not None:
                 headers["Access-Control-Allow-Origin"] = origin
                 headers["Access-Control-Allow-Methods"] = _METHODS
+                headers["Access-Control-Allow-Credentials"] = "true"
                 headers["Vary"] = "Origin"
+            # As clients are used to: some compare these names letter by letter.
+            message["headers"] = [(name.title(), value) for name, value in message["headers"]]
         await send(message)
 
     return sending

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from vkmoe.server.errors import ApiError
 
-Api = Literal["chat", "completions", "responses", "messages", "count_tokens"]
+Api = Literal["chat", "completions", "native", "responses", "messages", "count_tokens"]
 
 MOST_ITEMS = 1 << 16  # of a list, token ids aside
 
@@ -134,6 +134,10 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
         "best_of": Refused("use n", (1,)),
         "suffix": Refused("texts go on at their end alone", ("",)),
     },
+    "native": {
+        **{name: refused for name, refused in _OF_OTHERS.items() if name != "n_probs"},
+        "image_data": Refused(_NO_AUDIO),
+    },
     "responses": {
         **_OF_OTHERS,
         **_OF_ONE_REPLY,
@@ -209,6 +213,7 @@ NO_EFFECT: Mapping[Api, Set[str]] = {
         *(f"response_format.json_schema.{name}" for name in _SCHEMA),
     },
     "completions": _OPENAI,
+    "native": {"cache_prompt", "id_slot", "n_keep", "backend_sampling"},  # how, not what
     "responses": {
         *_OPENAI,
         "access_programs",  # for bills

@@ -27,6 +27,7 @@ _ERRORS = {
     404: "There is nothing of this name.",
     413: "The body is too large.",
     500: "The reply failed.",
+    501: "This server does not do that.",
     503: "The model is not there, busy, or too slow; Retry-After, if any, says when to try again.",
 }
 _ALWAYS = (401, 403)

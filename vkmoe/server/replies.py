@@ -77,7 +77,7 @@ class Reply:
                     break
         finally:
             self.cancel()
-            self._metrics.ended(generation.n_read, generation.n_reused, generation.n_generated)
+            self._metrics.ended(self.statistics, generation.n_read)
         if generation.error is not None:
             raise api_error(generation.error)
         if generation.finish_reason == "interrupt":

@@ -22,6 +22,7 @@ from vkmoe.server.errors import ApiError, api_error, context_exceeded
 from vkmoe.server.fields import ReplyFields
 from vkmoe.server.metrics import Metrics
 from vkmoe.server.replies import Reply
+from vkmoe.server.settings import ServerSettings
 from vkmoe.view.experts import ExpertView
 
 Result = TypeVar("Result")
@@ -37,9 +38,9 @@ class Service:
     """Makes replies of checked requests."""
 
     engine: EngineThread
-    alias: str  # the name of the model
+    name: str  # of the model, unless `settings` has another
+    settings: ServerSettings = field(default_factory=ServerSettings)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    timeout: float | None = None  # seconds a reply may take
     started: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -47,6 +48,11 @@ class Service:
         # Of the model that is loaded now; that of another one is forgotten.
         self.view_of = lru_cache(1)(lambda llm: ExpertView(llm.engine))
         self._for_long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long")
+
+    @property
+    def alias(self) -> str:
+        """Return the name of the model that answers have."""
+        return next(iter(self.settings.aliases), self.name)
 
     async def off_loop(self, work: Callable[[], Result], is_long: bool = False) -> Result:
         """Do what may take long on another thread. Raises ApiError for a VkmoeError.
@@ -105,10 +111,10 @@ class Service:
                 llm.request(
                     list(prompt),
                     asked.sampling(self.sampling, index),
-                    max_tokens=asked.most_tokens,
+                    max_tokens=asked.most_tokens(self.settings.max_tokens),
                     stop=asked.stop or (),
                     ignore_eos=bool(asked.ignore_eos),
-                    logit_bias=asked.biases,
+                    logit_bias=asked.biases(llm.tokenizer),
                     **more,
                 )
                 for prompt in prompts
@@ -122,7 +128,9 @@ class Service:
         replies: list[Reply] = []
         try:
             for request in requests:
-                replies.append(Reply(self.engine, self.metrics, request, self.timeout))
+                replies.append(
+                    Reply(self.engine, self.metrics, request, self.settings.timeout or None)
+                )
         except ApiError:
             for reply in replies:
                 reply.cancel()

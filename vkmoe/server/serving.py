@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import cast
@@ -52,6 +52,19 @@ def bind(host: str, port: int) -> socket.socket:
             f"cannot listen at {host}:{port}: {reason or error}", "give another --host or --port"
         ) from error
     return listening
+
+
+def bind_all(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Listen at the same port of several addresses. Raises UsageError where that cannot be."""
+    found: list[socket.socket] = []
+    try:
+        for host in hosts:
+            found.append(bind(host, found[0].getsockname()[1] if found else port))
+    except UsageError:
+        for listening in found:
+            listening.close()
+        raise
+    return found
 
 
 class Server(uvicorn.Server):

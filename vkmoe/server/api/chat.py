@@ -19,8 +19,9 @@ from vkmoe.generate.tools import (
     ToolCallBegin,
 )
 from vkmoe.server.api.choices import Choices
-from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
-from vkmoe.server.api.shapes import ChatShape
+from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools, counted
+from vkmoe.server.api.figures import ReadingNews, token_figures
+from vkmoe.server.api.shapes import ChatShape, InputTokensShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, ChoiceFields, Many, read_body
 from vkmoe.server.forms import FormFields
@@ -128,6 +129,13 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
     return await answered(request, _Answer(service, asked, begun), begun.replies, streams)
 
 
+@described(InputTokensShape, body=ChatFields, statuses=(500, 503))
+async def count_chat(service: Service, request: HttpRequest) -> Response:
+    """Count the tokens of the prompt that a conversation becomes."""
+    asked = await read_body(request, ChatFields)
+    return await counted(service, asked.conversation())
+
+
 def names_of_effort(effort: str | None) -> dict[str, Any]:
     """Return names by which templates learn how much a model is to think; none for None."""
     if effort is None:
@@ -181,12 +189,12 @@ class _Answer(Choices):
         super().__init__(service, begun.llm, asked, begun.replies, 1)
         self._n_logprobs, self._texts = asked.n_logprobs, begun.texts
         self._calls: set[int] = set()  # replies that call a tool
-        self._n_read: dict[int, int] = {}  # tokens of prompts, as of the last event
+        self._reading = [ReadingNews(reply) for reply in begun.replies]
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events of a stream: roles first, reasons to end last."""
         for index in range(len(self._replies)):
-            yield self._chunk([_choice(index, {"role": "assistant", "content": ""})])
+            yield self._chunk([_choice(index, {"role": "assistant", "content": None})])
         async for data in super().events():
             yield data
 
@@ -199,10 +207,9 @@ class _Answer(Choices):
         return {**choice, "logprobs": self._logprobs(pieces)}
 
     def _more(self, index: int, news: News) -> Iterator[bytes]:
-        if self._asked.return_progress and news.n_read != self._n_read.get(index):
-            self._n_read[index] = news.n_read
-            progress = {"prompt_progress": self._progress(index, news)}
-            yield self._chunk([_choice(index, {})], **progress)
+        if self._asked.return_progress:
+            for progress in self._reading[index].more(news):
+                yield self._chunk([_choice(index, {})], **progress)
         logprobs = self._logprobs(news.pieces)
         more = self._timings(index) if self._asked.timings_per_token else {}
         for delta in self._deltas(index, self._texts[index].feed(news.pieces)):
@@ -231,32 +238,8 @@ class _Answer(Choices):
         reason = super()._reason(index)
         return "tool_calls" if reason == "stop" and index in self._calls else reason
 
-    def _progress(self, index: int, news: News) -> dict[str, Any]:
-        """Say how much of a prompt is read, as llama-server does."""
-        found = self._replies[index].statistics
-        return {
-            "total": found.n_prompt_tokens,
-            "cache": found.n_reused_tokens,
-            "processed": news.n_read,
-            "time_ms": 1e3 * found.prompt_seconds,
-        }
-
     def _logprobs(self, pieces: Iterable[Piece]) -> dict[str, Any] | None:
         """Return the probabilities of these tokens; None where they were not asked for."""
         if self._n_logprobs is None:
             return None
-        return {
-            "content": [
-                {
-                    **self._token(piece.token_id, piece.logprob or 0.0),
-                    "top_logprobs": [self._token(*each) for each in piece.top_logprobs],
-                }
-                for piece in pieces
-                if piece.token_id >= 0
-            ]
-        }
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        data = self._llm.tokenizer.token_bytes(token_id, after_special=False)
-        text = data.decode("utf-8", "replace")
-        return {"id": token_id, "token": text, "logprob": logprob, "bytes": list(data)}
+        return {"content": token_figures(self._llm.tokenizer, pieces)}

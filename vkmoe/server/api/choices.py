@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from vkmoe import __version__
 from vkmoe.generate.loop import Piece
 from vkmoe.llm import LLM
+from vkmoe.server.api.figures import timings
 from vkmoe.server.fields import ChoiceFields
 from vkmoe.server.replies import News, Reply, merged
 from vkmoe.server.service import PATIENCE, Service, new_id
@@ -34,7 +36,11 @@ class Choices(ABC):
     ) -> None:
         self._llm, self._asked, self._replies = llm, asked, replies
         self._n_prompts = n_prompts
-        common = {"created": int(time.time()), "model": service.alias}
+        common = {
+            "created": int(time.time()),
+            "model": service.alias,
+            "system_fingerprint": f"build-{__version__}",
+        }
         self._base = {"id": new_id(self.id_kind), **common}
 
     # ----- what an API says of a reply -----
@@ -106,23 +112,8 @@ class Choices(ABC):
         }
 
     def _timings(self, index: int) -> Object:
-        """Say what a reply took, as llama-server does: counts, and milliseconds."""
-        found = self._replies[index].statistics
-        n_read = found.n_prompt_tokens - found.n_reused_tokens
-        prompt_ms, reply_ms = 1e3 * found.prompt_seconds, 1e3 * found.decode_seconds
-        n_reply = found.n_generated_tokens
-        timings = {
-            "cache_n": found.n_reused_tokens,
-            "prompt_n": n_read,
-            "prompt_ms": prompt_ms,
-            "prompt_per_token_ms": prompt_ms / n_read if n_read else 0.0,
-            "prompt_per_second": found.prompt_rate,
-            "predicted_n": n_reply,
-            "predicted_ms": reply_ms,
-            "predicted_per_token_ms": reply_ms / n_reply if n_reply else 0.0,
-            "predicted_per_second": found.decode_rate,
-        }
-        return {"timings": timings}
+        """Say what a reply took."""
+        return {"timings": timings(self._replies[index].statistics)}
 
     def _routing(self, index: int) -> dict[str, str]:
         """Say which experts a reply's tokens used, if that was asked for, as vLLM does.

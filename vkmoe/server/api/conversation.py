@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from starlette.responses import Response
+
 from vkmoe.errors import PromptError
 from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.loop import Generation, Piece
@@ -26,6 +28,7 @@ from vkmoe.server.fields import ReplyFields
 from vkmoe.server.forms import Form
 from vkmoe.server.replies import Reply
 from vkmoe.server.service import Service
+from vkmoe.server.sse import json_answer
 
 _MARK = "\ue000here\ue000"  # where a prompt is cut off, in characters that no text has
 
@@ -220,6 +223,15 @@ async def begin(
     replies = service.begin(requests)
     texts = [ReplyText(parser(), each.generation) for each in replies]
     return Begun(llm, replies, texts)
+
+
+async def counted(service: Service, conversation: Conversation) -> Response:
+    """Answer how many tokens a conversation has as a prompt. Raises ApiError."""
+    llm = service.engine.llm
+    conversation.check_length(service, llm)
+    prompt = await service.off_loop(lambda: conversation.prompt(service, llm))
+    ids = await conversation.tokens(service, llm, prompt)
+    return json_answer({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 def checked_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:

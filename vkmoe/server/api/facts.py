@@ -58,7 +58,8 @@ def _model(service: Service) -> dict[str, Any]:
         "size": sum(tensor.n_bytes for tensor in tensors),
         "architecture": llm.spec.architecture,
     }
-    return {**model, "owned_by": "vkmoe", "meta": meta}
+    names = {"aliases": service.settings.aliases, "tags": service.settings.all_tags}
+    return {**model, "owned_by": "vkmoe", **names, "meta": meta}
 
 
 @described(ModelsShape)
@@ -71,7 +72,7 @@ async def models(service: Service, request: HttpRequest) -> Response:
 async def one_model(service: Service, request: HttpRequest) -> Response:
     """Describe the model by its name."""
     name = request.path_params["name"]
-    if name != service.alias:
+    if name not in (service.alias, *service.settings.aliases):
         raise ApiError(404, f"there is no model {name!r}; it is {service.alias!r}", param="model")
     return json_answer(_model(service))
 
@@ -119,6 +120,7 @@ async def apply_template(service: Service, request: HttpRequest) -> Response:
 async def props(service: Service, request: HttpRequest) -> Response:
     """Describe the server, as llama-server does."""
     llm, given, names = service.engine.llm, vars(service.sampling), {"temp": "temperature"}
+    most = service.settings.max_tokens
     try:
         template = await service.off_loop(lambda: service.template(llm).source)
     except ApiError:  # one that cannot be used, as a request that needs it will say
@@ -127,7 +129,8 @@ async def props(service: Service, request: HttpRequest) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": llm.engine.ctx_size,
-                "params": {names.get(name, name): value for name, value in given.items()},
+                "params": {names.get(name, name): value for name, value in given.items()}
+                | {"n_predict": most, "max_tokens": most},
             },
             "total_slots": llm.engine.n_regions,
             "model_alias": service.alias,
@@ -143,9 +146,11 @@ async def props(service: Service, request: HttpRequest) -> Response:
     )
 
 
-@described(list[SlotShape])
+@described(list[SlotShape], statuses=(501, 503))
 async def slots(service: Service, request: HttpRequest) -> Response:
     """List the sequences that the KV caches hold, and what runs in them."""
+    if not service.settings.slots:
+        raise ApiError(501, "this server does not say what runs: start it without --no-slots")
     llm = service.engine.llm
     running = dict(llm.scheduler.running)
     found = []
@@ -162,10 +167,20 @@ async def slots(service: Service, request: HttpRequest) -> Response:
     return json_answer(found)
 
 
-@described(str, media_types=("text/plain",), statuses=())
+@described(str, media_types=("text/plain",), statuses=(501,))
 async def metrics(service: Service, request: HttpRequest) -> Response:
     """Write the counts for Prometheus."""
-    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    if not service.settings.metrics:
+        raise ApiError(501, "this server shows no counts: start it without --no-metrics")
+    started = {"Process-Start-Time-Unix": str(service.started)}
+    kind = "text/plain; version=0.0.4; charset=utf-8"
+    return Response(service.metrics.text(), headers=started, media_type=kind)
+
+
+@described(list[dict[str, Any]], statuses=())
+async def lora_adapters(service: Service, request: HttpRequest) -> Response:
+    """List the adapters, of which there are none."""
+    return json_answer([])
 
 
 def _token(tokenizer: Tokenizer, token_id: int | None) -> str:

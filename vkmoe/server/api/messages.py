@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from vkmoe.server.api.blocks import Block, BlockEvent, Blocks, followed
 from vkmoe.server.api.chat import names_of_effort
-from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
+from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools, counted
 from vkmoe.server.api.shapes import InputTokensShape, MessageShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
@@ -20,7 +20,7 @@ from vkmoe.server.forms import Form
 from vkmoe.server.known_fields import Api
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.service import PATIENCE, Service, new_id
-from vkmoe.server.sse import answered, event, json_answer
+from vkmoe.server.sse import answered, event
 
 
 class _Message(Body):
@@ -153,11 +153,7 @@ def _given(message: _Message) -> list[dict[str, Any]]:
 async def count_tokens(service: Service, request: HttpRequest) -> Response:
     """Count the tokens that a conversation has as a prompt."""
     asked = await read_body(request, _CountFields)
-    llm, conversation = service.engine.llm, asked.conversation()
-    conversation.check_length(service, llm)
-    prompt = await service.off_loop(lambda: conversation.prompt(service, llm))
-    ids = await conversation.tokens(service, llm, prompt)
-    return json_answer({"input_tokens": len(ids)})
+    return await counted(service, asked.conversation())
 
 
 @described(MessageShape, body=_MessageFields, media_types=(JSON, EVENTS), statuses=(500, 503))

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from vkmoe.server.api.blocks import Block, BlockEvent, Blocks, followed
 from vkmoe.server.api.chat import names_of_effort
-from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools
-from vkmoe.server.api.shapes import ResponseShape
+from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools, counted
+from vkmoe.server.api.shapes import InputTokensShape, ResponseShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.forms import Form
@@ -140,6 +140,13 @@ async def answer_response(service: Service, request: HttpRequest) -> Response:
     begun = await begin(service, asked, asked.conversation(), streams)
     answer = _Answer(service, asked, begun)
     return await answered(request, answer, begun.replies, streams, named_errors=True)
+
+
+@described(InputTokensShape, body=_ResponseFields, statuses=(500, 503))
+async def count_response(service: Service, request: HttpRequest) -> Response:
+    """Count the tokens of the prompt that an input becomes."""
+    asked = await read_body(request, _ResponseFields)
+    return await counted(service, asked.conversation())
 
 
 class _Answer:

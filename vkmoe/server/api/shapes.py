@@ -38,6 +38,8 @@ class ModelShape(TypedDict):
     object: Literal["model"]
     created: int  # seconds since 1970
     owned_by: str
+    aliases: list[str]
+    tags: list[str]
     meta: Object
 
 
@@ -100,6 +102,7 @@ class _Completed(TypedDict):
     id: str
     created: int  # seconds since 1970
     model: str
+    system_fingerprint: str
     usage: _Usage
     timings: Object
 
@@ -116,6 +119,22 @@ class CompletionShape(_Completed):
 
     object: Literal["text_completion"]
     choices: list[_CompletionChoice]
+
+
+class NativeShape(TypedDict):
+    """Holds a text that goes on, in llama-server's form."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    generation_settings: Object
+    prompt: str
+    stop_type: Literal["eos", "limit", "word"]
+    timings: Object
 
 
 class _ChatMessage(TypedDict):

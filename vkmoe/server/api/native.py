@@ -1,0 +1,222 @@
+"""Answers /completion: a text goes on, in llama-server's own form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from vkmoe.generate.checks import MAX_LOGPROBS
+from vkmoe.generate.loop import Generation, Piece, Request
+from vkmoe.llm import LLM
+from vkmoe.server.api.figures import ReadingNews, timings, token_figures
+from vkmoe.server.api.shapes import NativeShape
+from vkmoe.server.errors import ApiError
+from vkmoe.server.fields import Body, Many, ReplyFields, read_body
+from vkmoe.server.forms import FormFields
+from vkmoe.server.openapi import EVENTS, JSON, described
+from vkmoe.server.replies import Reply, merged
+from vkmoe.server.service import PATIENCE, Service
+from vkmoe.server.sse import COMMENT, answered, event
+
+Object = dict[str, Any]
+MOST_TOGETHER = 64  # prompts of a request
+_NAMES = {"temp": "temperature", "top_k": "top_k"}  # of options, where llama-server has others
+
+
+class _Prompt(Body):
+    """Describes a prompt beside which media may be."""
+
+    prompt_string: str
+    multimodal_data: list[str] | None = None
+
+
+class NativeFields(FormFields, ReplyFields):
+    """Describes the body of a request for a completion in llama-server's form."""
+
+    api = "native"
+    prompt: str | _Prompt | Many[int | str | _Prompt | list[int | str]]
+    n_probs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    post_sampling_probs: bool | None = None
+    return_tokens: bool | None = None
+    response_fields: Many[str] | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    cache_prompt: bool | None = None  # what was read before is found again in any case
+    id_slot: Annotated[int, Field(ge=-1)] | None = None  # any will do
+
+
+Given = str | _Prompt | Sequence[int | str]
+
+
+def _prompts(given: str | _Prompt | Sequence[Any]) -> list[Given]:
+    """List the prompts of a request: one, or several in a list."""
+    if isinstance(given, str | _Prompt) or any(isinstance(each, int) for each in given):
+        return [given]
+    if not given:
+        raise ApiError(400, "the prompt is empty", param="prompt")
+    if len(given) > MOST_TOGETHER:
+        raise ApiError(400, f"at most {MOST_TOGETHER} replies at once", param="prompt")
+    return list(given)
+
+
+async def _encoded(service: Service, llm: LLM, given: Given) -> Sequence[int]:
+    """Return the tokens of a prompt: a text, or texts among token ids. Raises ApiError."""
+    if isinstance(given, _Prompt):
+        if given.multimodal_data:
+            raise ApiError(400, "the model reads text alone", param="prompt.multimodal_data")
+        given = given.prompt_string
+    parts: Sequence[int | str] = [given] if isinstance(given, str) else given
+    tokens: list[int] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, str):
+            tokens += await service.encode(llm, part, add_special=index == 0)
+        else:
+            tokens.append(part)
+    return service.fitting(llm, tokens)
+
+
+@described(NativeShape, body=NativeFields, media_types=(JSON, EVENTS), statuses=(500, 503))
+async def go_on(service: Service, request: HttpRequest) -> Response:
+    """Answer a request for a completion in llama-server's form."""
+    asked = await read_body(request, NativeFields)
+    llm = service.engine.llm
+    prompts = [await _encoded(service, llm, each) for each in _prompts(asked.prompt)]
+    more: Object = {
+        "n_logprobs": asked.n_probs or None,
+        "logprobs_as_drawn": bool(asked.post_sampling_probs),
+    }
+    if (form := asked.form()) is not None:
+        constrain = partial(form.constraint, llm.constraints)
+        more["constraint"] = await service.off_loop(constrain, is_long=True)
+    replies = service.begin(service.requests(llm, prompts, asked, **more))
+    answer = _Answer(service, llm, asked, replies)
+    return await answered(request, answer, replies, bool(asked.stream))
+
+
+class _Answer:
+    def __init__(
+        self, service: Service, llm: LLM, asked: NativeFields, replies: list[Reply]
+    ) -> None:
+        self._service, self._llm, self._asked, self._replies = service, llm, asked, replies
+        self._is_list = isinstance(asked.prompt, list) and len(_prompts(asked.prompt)) > 1
+        self._reading = [ReadingNews(reply) for reply in replies]
+
+    async def whole(self) -> Any:
+        """Wait for all replies, and return the answer: a list where there were several prompts."""
+        pieces: list[list[Piece]] = [[] for _ in self._replies]
+        async for index, news in merged(self._replies, None):
+            pieces[index] += news.pieces
+        found = [self._final(index, each) for index, each in enumerate(pieces)]
+        return found if self._is_list else found[0]
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the events of a stream: one for each token, and one at the end of each reply."""
+        texts = [""] * len(self._replies)
+        async for index, news in merged(self._replies, PATIENCE):
+            if news.is_silent:
+                yield COMMENT
+            if self._asked.return_progress:
+                for progress in self._reading[index].more(news):
+                    yield event({**self._part(index, []), **progress})
+            for piece in news.pieces:
+                texts[index] += piece.text
+                yield event(self._part(index, [piece]))
+        for index in range(len(self._replies)):
+            yield event(self._final(index, [], texts[index]))
+
+    def _part(self, index: int, pieces: Sequence[Piece]) -> Object:
+        """Say what is new of a reply."""
+        reply = self._replies[index]
+        more = {"timings": timings(reply.statistics)} if self._asked.timings_per_token else {}
+        return {
+            "index": index,
+            "content": "".join(piece.text for piece in pieces),
+            "tokens": [piece.token_id for piece in pieces if piece.token_id >= 0],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": reply.generation.n_generated,
+            "tokens_evaluated": reply.generation.n_prompt,
+            **self._figures(pieces),
+            **more,
+        }
+
+    def _figures(self, pieces: Sequence[Piece]) -> Object:
+        if not (self._asked.n_probs and pieces):
+            return {}
+        as_drawn = bool(self._asked.post_sampling_probs)
+        return {"completion_probabilities": token_figures(self._llm.tokenizer, pieces, as_drawn)}
+
+    def _final(self, index: int, pieces: Sequence[Piece], sent: str = "") -> Object:
+        """Say all of a reply that has ended; of a stream, which `sent` its text, without that."""
+        reply = self._replies[index].generation
+        whole = self._part(index, pieces)
+        whole |= {
+            "tokens": whole["tokens"] if self._asked.return_tokens else [],
+            "stop": True,
+            "model": self._service.alias,
+            "generation_settings": self._settings(reply.request),
+            "prompt": "".join(map(self._llm.tokenizer.token_text, reply.request.tokens)),
+            "has_new_line": "\n" in sent + whole["content"],
+            "truncated": self._is_truncated(reply),
+            "stop_type": _stop_type(reply),
+            "stopping_word": reply.stop_text or "",
+            "tokens_cached": len(reply.tokens),
+            "timings": timings(self._replies[index].statistics),
+        }
+        wanted = self._asked.response_fields or ()
+        return dict(_nested(whole, wanted)) if wanted else whole
+
+    def _settings(self, request: Request) -> Object:
+        """Say how a reply was made."""
+        sampling = {_NAMES.get(k, k): value for k, value in vars(request.sampling).items()}
+        biases: list[Object] = [
+            {"token": i, "bias": _json_number(x)} for i, x in request.logit_bias
+        ]
+        if request.ignore_eos:
+            ends = sorted(self._llm.tokenizer.end_ids)
+            biases += [{"token": token, "bias": None} for token in ends]
+        n = -1 if request.max_tokens is None else request.max_tokens
+        return {
+            **sampling,
+            "seed": request.sampling.seed,
+            "n_predict": n,
+            "max_tokens": n,
+            "stop": list(request.stop),
+            "ignore_eos": request.ignore_eos,
+            "logit_bias": biases,
+            "n_probs": request.n_logprobs or 0,
+            "post_sampling_probs": request.logprobs_as_drawn,
+            "stream": bool(self._asked.stream),
+            "timings_per_token": bool(self._asked.timings_per_token),
+        }
+
+    def _is_truncated(self, reply: Generation) -> bool:
+        """Say whether a reply ended because the context was full."""
+        most = reply.request.max_tokens
+        return _stop_type(reply) == "limit" and (most is None or reply.n_generated < most)
+
+
+def _stop_type(reply: Generation) -> str:
+    if reply.stop_text is not None:
+        return "word"
+    return "limit" if reply.finish_reason == "length" else "eos"
+
+
+def _json_number(bias: float) -> float | None:
+    return bias if math.isfinite(bias) else None
+
+
+def _nested(value: Object, paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what an answer has at paths such as timings/prompt_n; nothing for those it has not."""
+    for path in paths:
+        found: Any = value
+        for name in path.split("/"):
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is not None:
+            yield path, found
