@@ -320,14 +320,13 @@ class Engine(Closing):
             self._copy_states(batch)
         return result
 
-    def watch_memory(self) -> bool:
+    def watch_memory(self) -> None:
         """Give memory back that other programs need, and take it back: between runs.
 
-        Returns whether there is any to watch. Raises DeviceLostError.
+        Raises DeviceLostError.
         """
         for watch in self._watches:
             watch.look()
-        return bool(self._watches)
 
     def _copy_states(self, batch: TokenBatch) -> None:
         """Copy the state before the last row of a prompt, and now and then one within a prompt.

@@ -34,6 +34,19 @@ class PromptError(VkmoeError):
     """Says that a prompt cannot be used: it is empty, not text, or longer than the context."""
 
 
+class UnavailableError(VkmoeError):
+    """Says that there is no model, or that too much waits for it: `seconds` later there may not be.
+
+    `code` is a word for programs.
+    """
+
+    def __init__(
+        self, message: str, hint: str = "", seconds: int = 1, code: str | None = None
+    ) -> None:
+        super().__init__(message, hint)
+        self.seconds, self.code = seconds, code
+
+
 class ServerError(VkmoeError):
     """Says that a server gives no reply: it does not answer, refuses, or its stream broke off."""
 

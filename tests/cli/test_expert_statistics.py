@@ -118,7 +118,7 @@ def test_what_is_logged_becomes_a_note(
 def test_the_model_is_not_replaced_and_nothing_is_loaded(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
-    monkeypatch.setattr("vkmoe.llm.Engine", None)
+    monkeypatch.setattr("vkmoe.llm.llm.Engine", None)
     model = Path(shutil.copy(model_path("moe_plain"), tmp_path / "sha256-12"))
     before = model.read_bytes()
     done = run("generate", str(model), "-p", "x", flag, str(model))

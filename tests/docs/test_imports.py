@@ -62,7 +62,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def part_of(path: Path) -> str:
-    """The first name below `vkmoe`: `vkmoe/gpu/device.py` -> `gpu`, `vkmoe/llm.py` -> `llm`."""
+    """The first name below `vkmoe`: `vkmoe/gpu/device.py` -> `gpu`, `vkmoe/modes.py` -> `modes`."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 

@@ -211,9 +211,9 @@ def test_ctrl_c_while_compiling_waits_for_no_kernel_that_has_not_begun(
 
 def test_waiting_for_another_threads_turn_is_interruptible() -> None:
     with LLM(TINY, ctx_size=CTX_SIZE) as llm:
-        llm._turn.acquire()
+        llm._turns._turn.acquire()
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
             llm.generate([1, 2], max_tokens=1)
-        llm._turn.release()
+        llm._turns._turn.release()
         assert llm.generate([1, 2], max_tokens=1, ignore_eos=True).token_ids

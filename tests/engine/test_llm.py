@@ -182,7 +182,6 @@ def test_wrong_options_of_a_generation_are_named(
     [
         ({"context": 64}, "context"),
         ({"ctx_size": 0}, "ctx_size"),
-        ({"ctx_size": 129}, "129.*128"),
         ({"cache_type_k": "q8"}, "q8"),
         ({"ctx_size": 2.5}, "ctx_size is 2.5"),
         ({"config": {"ctx_size": 64}}, "no EngineConfig"),

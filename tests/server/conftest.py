@@ -21,9 +21,9 @@ import pytest
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.variants import has_cpu
 from vkmoe.llm import LLM
+from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.server.app import make_app
 from vkmoe.server.connections import Limits
-from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.service import Service
 from vkmoe.server.serving import Server, bind
 from vkmoe.server.settings import ServerSettings

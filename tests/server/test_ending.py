@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from vkmoe.llm import LLM
-from vkmoe.server.engine_thread import EngineThread
+from vkmoe.llm.engine_thread import EngineThread
 
 VULKAN = ("--device", "vulkan")  # where experts move, and replies take a while
 LONG = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True, "stream": True}

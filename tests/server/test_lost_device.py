@@ -15,7 +15,7 @@ from tests.server.conftest import Served, serving
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError
 from vkmoe.generate.loop import Generation
-from vkmoe.server.engine_thread import EngineThread
+from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.server.serving import Server
 
 ASKED = {"prompt": "def main():", "max_tokens": 8, "temperature": 0}

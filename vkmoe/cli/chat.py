@@ -20,7 +20,7 @@ from vkmoe.cli.options import Limits, ModelChoice, Output, config_options, is_gi
 from vkmoe.cli.remote import RemoteModel
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, ServerError, UsageError
-from vkmoe.generate.prompts import RESERVED
+from vkmoe.generate.chat.messages import RESERVED
 from vkmoe.option_fields import flags_of, long_flag, option
 
 if TYPE_CHECKING:

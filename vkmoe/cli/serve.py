@@ -43,8 +43,8 @@ def serve(
     """
     _check_installed()
     from vkmoe.gguf_file.disk import map_file
+    from vkmoe.llm.engine_thread import EngineThread
     from vkmoe.server.app import make_app
-    from vkmoe.server.engine_thread import EngineThread
     from vkmoe.server.service import Service
     from vkmoe.server.serving import Server, bind_all
 

@@ -20,14 +20,13 @@ from typing import Any
 from vkmoe.closing import Closing
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import PromptError, VkmoeError
-from vkmoe.generate.chat.messages import check_messages
+from vkmoe.generate.chat.messages import RESERVED, check_messages
 from vkmoe.generate.checks import checked_options, token_ids
 
 Id = str | int
 _SAMPLING = frozenset(item.name for item in fields(SamplingConfig))
 _LIMITS = frozenset(("max_tokens", "stop", "ignore_eos"))
 _OTHERS = frozenset(("id", "prompt", "messages", "chat_template_kwargs"))
-RESERVED = frozenset(("messages", "add_generation_prompt", "self"))  # of a template's names
 _EXAMPLE = 'a line is such as {"id": "a", "prompt": "def f():", "max_tokens": 64}'
 
 

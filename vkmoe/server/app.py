@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vkmoe import __version__
+from vkmoe.errors import VkmoeError
 from vkmoe.server.api import facts
 from vkmoe.server.api.chat import answer_chat, count_chat
 from vkmoe.server.api.completions import complete
@@ -24,7 +25,7 @@ from vkmoe.server.api.experts import change_experts, show_experts, stream_expert
 from vkmoe.server.api.messages import answer_message, count_tokens
 from vkmoe.server.api.native import go_on
 from vkmoe.server.api.responses import answer_response, count_response
-from vkmoe.server.errors import ApiError
+from vkmoe.server.errors import ApiError, api_error
 from vkmoe.server.guard import Guard, error_response
 from vkmoe.server.openapi import JSON, described, document
 from vkmoe.server.page_files import read_page
@@ -120,6 +121,7 @@ def make_app(service: Service) -> ASGIApp:
         ],
         exception_handlers={
             ApiError: _refused,
+            VkmoeError: _refused_by_model,
             HTTPException: _no_answer,
             ClientGone: _gone,
             ClientDisconnect: _gone,
@@ -155,6 +157,12 @@ async def _not_there(request: Request) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(error, request.url.path)
+
+
+async def _refused_by_model(request: Request, error: Exception) -> Response:
+    """Answer where there is no model, or it cannot do what was asked."""
+    assert isinstance(error, VkmoeError)
+    return error_response(api_error(error), request.url.path)
 
 
 async def _no_answer(request: Request, error: Exception) -> Response:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from vkmoe.errors import PromptError, UnsupportedModelError, UsageError, VkmoeError
+from vkmoe.errors import (
+    PromptError,
+    UnavailableError,
+    UnsupportedModelError,
+    UsageError,
+    VkmoeError,
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -91,6 +97,8 @@ def unavailable(message: str, retry_after: int = 1, code: str | None = None) -> 
 def api_error(error: VkmoeError) -> ApiError:
     """Say what an error of the model, or of a request, means to a client."""
     message = f"{error}: {error.hint}" if error.hint else str(error)
+    if isinstance(error, UnavailableError):
+        return unavailable(message, error.seconds, error.code)
     if isinstance(error, UsageError | PromptError | UnsupportedModelError):
         return ApiError(400, message)
     return ApiError(500, message)

@@ -1,4 +1,4 @@
-"""Says what form a reply is to have: all names that a form has in APIs, and what they mean.
+"""Reads what form a reply is to have: all names that a form has in APIs.
 
 `response_format` is OpenAI's, `json_schema` and `grammar` are llama-server's, `guided_...` and
 `structured_outputs` vLLM's.
@@ -7,40 +7,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field
 
-from vkmoe.generate.constraint import Constraint, Constraints
+from vkmoe.generate.form import Form, FormKind
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many
-
-
-class Form(NamedTuple):
-    """Holds the form of a reply."""
-
-    kind: Literal["json", "regex", "grammar", "choice"]
-    value: Any  # a schema, a regular expression, a grammar (GBNF or Lark), texts
-
-    def constraint(self, constraints: Constraints) -> Constraint:
-        """Return what keeps a whole reply to it. Raises VkmoeError."""
-        if self.kind == "json":
-            return constraints.json_schema(self.value)
-        if self.kind == "regex":
-            return constraints.regex(self.value)
-        if self.kind == "grammar":
-            return constraints.grammar(self.value)
-        return constraints.lark(f"start: {self.in_lark(constraints)}")
-
-    def in_lark(self, constraints: Constraints, lenient: bool = False) -> str:
-        """Write it as a Lark grammar wants it amid its rules. Raises VkmoeError."""
-        if self.kind == "json":
-            return constraints.json_in_lark(self.value, lenient)
-        if self.kind == "choice":
-            return f"({' | '.join(json.dumps(each, ensure_ascii=False) for each in self.value)})"
-        if self.kind == "regex":
-            return constraints.regex_in_lark(self.value)
-        return constraints.grammar_in_lark(self.value)
 
 
 class _Schema(Body):
@@ -91,7 +64,7 @@ class FormFields(Body):
         outputs = self.structured_outputs or _StructuredOutputs()
         if outputs.json_object:
             found["structured_outputs.json_object"] = Form("json", {"type": "object"})
-        values: tuple[tuple[str, Literal["json", "regex", "grammar", "choice"], Any], ...] = (
+        values: tuple[tuple[str, FormKind, Any], ...] = (
             ("json_schema", "json", self.json_schema),
             ("grammar", "grammar", self.grammar or None),
             ("guided_json", "json", self.guided_json),

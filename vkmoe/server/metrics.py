@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from vkmoe.engine import Engine
+from vkmoe.errors import VkmoeError
 from vkmoe.generate.loop import GenerationStatistics
-from vkmoe.server.engine_thread import EngineThread
-from vkmoe.server.errors import ApiError
+from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.view.experts import bytes_by_way
 
 _FIRST_TOKEN_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -85,7 +85,7 @@ class _ExpertCounts(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield hits, misses and bytes since the model was loaded."""
-        with suppress(ApiError):
+        with suppress(VkmoeError):
             self._last = list(self._counted(self._engine.llm.engine))
         yield from self._last
 

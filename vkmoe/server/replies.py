@@ -1,21 +1,22 @@
-"""Follows replies on the event loop: what is new of one, and that it ends with its client.
+"""Follows replies for clients: within a limit of time, counted, and ended when the client leaves.
 
-The engine's thread writes, the event loop reads. Nothing here knows the form in which a reply is
-sent.
+Nothing here knows the form in which a reply is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, TypeVar
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
-from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
-from vkmoe.server.engine_thread import EngineThread
+from vkmoe.errors import VkmoeError
+from vkmoe.generate.loop import Request
+from vkmoe.llm.engine_thread import EngineThread
+from vkmoe.llm.following import FollowedReply, News
 from vkmoe.server.errors import ApiError, api_error, unavailable
 from vkmoe.server.metrics import Metrics
 
@@ -26,37 +27,22 @@ class ClientGone(Exception):
     """Says that the client closed its connection: nothing that is sent would arrive."""
 
 
-class News(NamedTuple):
-    """Holds what is new of a reply: pieces of its text, and tokens of its prompt that were read."""
-
-    pieces: list[Piece]
-    n_read: int
-    is_silent: bool = False  # nothing is new for some time
-
-
-class Reply:
-    """Follows one reply. Its work ends when `news` does, however that comes about."""
+class Reply(FollowedReply):
+    """Follows one reply within a limit of time, and counts what it takes."""
 
     def __init__(
         self, engine: EngineThread, metrics: Metrics, request: Request, timeout: float | None
     ) -> None:
-        """Let it begin, on the event loop. Raises ApiError where it cannot.
+        """Let it begin, on the event loop. Raises UnavailableError where it cannot.
 
         It may take `timeout` seconds in all; None: as long as it likes.
         """
-        self._engine, self._metrics, self._changed = engine, metrics, asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self.last_at = loop.time()  # when it began, or its last token came
+        self._metrics = metrics
+        self.last_at = asyncio.get_running_loop().time()  # when it began, or its last token came
         self.first_at: float | None = None  # when its first token came
-        self._deadline = None if timeout is None else loop.time() + timeout
-        self._loop = loop
-
-        def on_news() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nothing waits there
-                loop.call_soon_threadsafe(self._changed.set)
-
-        self.generation: Generation = engine.submit(request, on_news)
+        self._deadline = None if timeout is None else self.last_at + timeout
         self._n_tokens = 0  # that were seen
+        super().__init__(engine, request)
 
     async def news(self, patience: float | None = None) -> AsyncIterator[News]:
         """Yield what is new until the reply has ended; after `patience` seconds without any, that.
@@ -65,36 +51,25 @@ class Reply:
         """
         generation = self.generation
         try:
-            while True:
-                is_new = await self._wait(patience)
-                self._changed.clear()
-                is_done = generation.is_done  # first: what is there then is all
-                pieces = generation.take_pieces()
-                self._count()
-                if pieces or not is_done:
-                    yield News(pieces, generation.n_read, not is_new)
-                if is_done:
-                    break
+            async with aclosing(super().news(patience)) as found:  # type: ignore[type-var]
+                async for each in found:
+                    self._count()
+                    yield each
+        except VkmoeError as error:
+            raise api_error(error) from error
         finally:
-            self.cancel()
+            self._count()
             self._metrics.ended(self.statistics, generation.n_read)
-        if generation.error is not None:
-            raise api_error(generation.error)
         if generation.finish_reason == "interrupt":
             raise unavailable("the server ended this reply", 30, code="interrupted")
 
     async def _wait(self, patience: float | None) -> bool:
         """Wait for news; return whether there are any. Raises ApiError where time is up."""
         left = None if self._deadline is None else self._deadline - self._loop.time()
-        waits = [seconds for seconds in (patience, left) if seconds is not None]
-        try:
-            await asyncio.wait_for(self._changed.wait(), min(waits, default=None))
-        except TimeoutError:
-            if left is not None and (patience is None or left <= patience):
-                raise ApiError(
-                    503, "the reply took too long: see --timeout", code="timeout"
-                ) from None
-            return False
+        if left is None or (patience is not None and patience < left):
+            return await super()._wait(patience)
+        if not await super()._wait(left):
+            raise ApiError(503, "the reply took too long: see --timeout", code="timeout")
         return True
 
     def _count(self) -> None:
@@ -107,17 +82,6 @@ class Reply:
             self._metrics.next_tokens(n_new, now - self.last_at)
         if n_new:
             self._n_tokens, self.last_at = self._n_tokens + n_new, now
-
-    def cancel(self) -> None:
-        """Let it end where it is, unless it has ended."""
-        if not self.generation.is_done:
-            self.generation.cancel()
-            self._engine.wake()
-
-    @property
-    def statistics(self) -> GenerationStatistics:
-        """Return what it took until now, or until it ended."""
-        return self.generation.statistics(load_seconds=0.0)
 
 
 async def until_gone(

@@ -8,17 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
-from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.generate.loop import Request
-from vkmoe.generate.tools import ToolFamily, family_of
 from vkmoe.llm import LLM
-from vkmoe.server.engine_thread import EngineThread
-from vkmoe.server.errors import ApiError, api_error, context_exceeded
+from vkmoe.llm.engine_thread import EngineThread
+from vkmoe.server.errors import api_error, context_exceeded
 from vkmoe.server.fields import ReplyFields
 from vkmoe.server.metrics import Metrics
 from vkmoe.server.replies import Reply
@@ -27,7 +25,6 @@ from vkmoe.view.experts import ExpertView
 
 Result = TypeVar("Result")
 
-_JOINED = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 10.0  # seconds of silence until a stream has a sign of life
 LONG_TEXT = 1 << 16  # characters from which encoding takes long
 _LONG_THREADS = 2
@@ -87,18 +84,6 @@ class Service:
             raise context_exceeded(len(tokens), llm.engine.ctx_size)
         return tokens
 
-    def template(self, llm: LLM) -> ChatTemplate:
-        """Return the model's chat template; for a model without, one that joins all texts.
-
-        So it goes on with the last message, as it would with a prompt. Raises VkmoeError for a
-        template that cannot be used.
-        """
-        return llm.chat_template if llm.has_chat_template else _joined()
-
-    def family(self, llm: LLM) -> ToolFamily:
-        """Return how the model writes thoughts and calls. Raises VkmoeError as `template` does."""
-        return family_of(self.template(llm).source, llm.tokenizer)
-
     def requests(
         self, llm: LLM, prompts: Sequence[Sequence[int]], asked: ReplyFields, **more: Any
     ) -> list[Request]:
@@ -131,17 +116,12 @@ class Service:
                 replies.append(
                     Reply(self.engine, self.metrics, request, self.settings.timeout or None)
                 )
-        except ApiError:
+        except VkmoeError as error:
             for reply in replies:
                 reply.cancel()
-            raise
+            raise api_error(error) from error
         self.metrics.begun(len(replies))
         return replies
-
-
-@cache
-def _joined() -> ChatTemplate:
-    return ChatTemplate(_JOINED)
 
 
 def new_id(kind: str) -> str:

@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from vkmoe.errors import UsageError
+from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.server.connections import (
     TOO_MANY,
     Connection,
@@ -25,7 +26,6 @@ from vkmoe.server.connections import (
     make_room,
     raw_answer,
 )
-from vkmoe.server.engine_thread import EngineThread
 from vkmoe.server.errors import unavailable
 
 _DRAIN_S, _REST_S = 10, 3  # seconds for replies to finish, and then for their last events

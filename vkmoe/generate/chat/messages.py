@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from vkmoe.errors import PromptError
 
 Message = Mapping[str, Any]
+RESERVED = frozenset(("messages", "add_generation_prompt", "self"))  # of a template's names
+_KEPT = ("name", "tool_calls", "tool_call_id")  # of a message's fields, where they hold something
 
 
 class MessageForm(NamedTuple):
@@ -35,6 +37,21 @@ def check_messages(messages: object) -> None:
             "messages is no list of messages",
             'it is such as [{"role": "user", "content": "Hello"}]',
         )
+
+
+def given_message(message: Message) -> dict[str, Any]:
+    """Return the fields of a message that templates know, each by its one name.
+
+    Developers are systems there, and "reasoning" is another name of "reasoning_content".
+    """
+    role, content = message["role"], message.get("content")
+    found = {
+        "role": "system" if role == "developer" else role,
+        "content": content if content is not None else "",
+        "reasoning_content": message.get("reasoning_content") or message.get("reasoning"),
+    }
+    found |= {name: message.get(name) for name in _KEPT}
+    return {key: value for key, value in found.items() if value or key == "content"}
 
 
 def prepared_messages(messages: Sequence[Message], form: MessageForm) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import GgufFile
 
 _PROBE = {"probe_key": "probe value"}
+_HINT = "use `vkmoe generate` with a plain prompt"
 
 
 class ChatTemplate:
@@ -45,16 +46,15 @@ class ChatTemplate:
 
         A rendering may take `seconds`.
         """
-        hint = "use `vkmoe generate` with a plain prompt"
         if not source:
-            raise UnsupportedModelError("the model has no chat template", hint)
+            raise UnsupportedModelError("the model has no chat template", _HINT)
         self.source = source
         self._special_tokens = dict(special_tokens or {})
         try:
             self._process = TemplateProcess(source, seconds)
         except TemplateFailed as error:
             raise UnsupportedModelError(
-                f"the model's chat template cannot be used: {error}", hint
+                f"the model's chat template cannot be used: {error}", _HINT
             ) from error
 
     @classmethod

@@ -16,7 +16,7 @@ from vkmoe.generate.tools import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from vkmoe.server.api.conversation import Begun
+from vkmoe.server.api.begun import Begun
 
 Kind = Literal["thought", "text", "call"]
 What = Literal["begin", "more", "end"]

@@ -9,8 +9,9 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from vkmoe.generate.chat.conversation import Conversation, names_of_effort, taken_name
+from vkmoe.generate.chat.messages import given_message
 from vkmoe.generate.loop import Piece
-from vkmoe.generate.prompts import RESERVED
 from vkmoe.generate.tools import (
     Content,
     ReplyEvent,
@@ -18,15 +19,15 @@ from vkmoe.generate.tools import (
     ToolCallArguments,
     ToolCallBegin,
 )
+from vkmoe.llm.following import News
+from vkmoe.server.api.begun import Begun, begin, checked_tools, counted
 from vkmoe.server.api.choices import Choices
-from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools, counted
 from vkmoe.server.api.figures import ReadingNews, token_figures
 from vkmoe.server.api.shapes import ChatShape, InputTokensShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, ChoiceFields, Many, read_body
 from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
-from vkmoe.server.replies import News
 from vkmoe.server.service import Service
 from vkmoe.server.sse import answered
 
@@ -44,15 +45,7 @@ class Message(Body):
 
     def given(self) -> dict[str, Any]:
         """Return what a template is given."""
-        role = "system" if self.role == "developer" else self.role
-        more = {
-            "name": self.name,
-            "reasoning_content": self.reasoning_content or self.reasoning,
-            "tool_calls": self.tool_calls,
-            "tool_call_id": self.tool_call_id,
-        }
-        found = {"role": role, "content": self.content if self.content is not None else ""}
-        return found | {name: value for name, value in more.items() if value}
+        return given_message(vars(self))
 
 
 class _Named(Body):
@@ -93,9 +86,9 @@ class ChatFields(FormFields, ChoiceFields):
     def names(self) -> dict[str, Any]:
         """Return further names for the template. Raises ApiError for those it has already."""
         names = dict(self.chat_template_kwargs or {})
-        if taken := names.keys() & {*RESERVED, "tools"}:
+        if taken := taken_name(names):
             where = "chat_template_kwargs"
-            raise ApiError(400, f"{where} must not set {min(taken)!r}", param=where)
+            raise ApiError(400, f"{where} must not set {taken!r}", param=where)
         return names_of_effort(self.reasoning_effort) | names
 
     def conversation(self) -> Conversation:
@@ -134,13 +127,6 @@ async def count_chat(service: Service, request: HttpRequest) -> Response:
     """Count the tokens of the prompt that a conversation becomes."""
     asked = await read_body(request, ChatFields)
     return await counted(service, asked.conversation())
-
-
-def names_of_effort(effort: str | None) -> dict[str, Any]:
-    """Return names by which templates learn how much a model is to think; none for None."""
-    if effort is None:
-        return {}
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 def _choice(

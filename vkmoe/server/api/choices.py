@@ -17,9 +17,10 @@ import numpy as np
 from vkmoe import __version__
 from vkmoe.generate.loop import Piece
 from vkmoe.llm import LLM
+from vkmoe.llm.following import News
 from vkmoe.server.api.figures import timings
 from vkmoe.server.fields import ChoiceFields
-from vkmoe.server.replies import News, Reply, merged
+from vkmoe.server.replies import Reply, merged
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import COMMENT, event
 

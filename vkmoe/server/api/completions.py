@@ -15,13 +15,14 @@ from vkmoe.generate.logprobs import LogProbs
 from vkmoe.generate.loop import Generation, Piece
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm import LLM
+from vkmoe.llm.following import News
 from vkmoe.server.api.choices import Choices
 from vkmoe.server.api.shapes import CompletionShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import ChoiceFields, Many, Tokens, read_body
 from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
-from vkmoe.server.replies import News, Reply
+from vkmoe.server.replies import Reply
 from vkmoe.server.service import Service
 from vkmoe.server.sse import answered
 

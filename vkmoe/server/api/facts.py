@@ -112,8 +112,8 @@ async def apply_template(service: Service, request: HttpRequest) -> Response:
     """Write a conversation as the prompt that it becomes."""
     asked, llm = await read_body(request, ChatFields), service.engine.llm
     conversation = asked.conversation()
-    prompt = await service.off_loop(lambda: conversation.prompt(service, llm))
-    return json_answer({"prompt": prompt})
+    prompt = await service.off_loop(lambda: conversation.prompt(llm.chat_format))
+    return json_answer({"prompt": prompt.text})
 
 
 @described(dict[str, Any])
@@ -122,7 +122,7 @@ async def props(service: Service, request: HttpRequest) -> Response:
     llm, given, names = service.engine.llm, vars(service.sampling), {"temp": "temperature"}
     most = service.settings.max_tokens
     try:
-        template = await service.off_loop(lambda: service.template(llm).source)
+        template = await service.off_loop(lambda: llm.chat_format.template.source)
     except ApiError:  # one that cannot be used, as a request that needs it will say
         template = ""
     return json_answer(

@@ -8,7 +8,8 @@ from typing import Any
 
 from vkmoe.generate.loop import GenerationStatistics, Piece
 from vkmoe.generate.text.tokenizer import Tokenizer
-from vkmoe.server.replies import News, Reply
+from vkmoe.llm.following import News
+from vkmoe.server.replies import Reply
 
 Object = dict[str, Any]
 

@@ -10,13 +10,13 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from vkmoe.generate.chat.conversation import Conversation, names_of_effort
+from vkmoe.generate.form import Form
+from vkmoe.server.api.begun import Begun, begin, checked_tools, counted
 from vkmoe.server.api.blocks import Block, BlockEvent, Blocks, followed
-from vkmoe.server.api.chat import names_of_effort
-from vkmoe.server.api.conversation import Begun, Conversation, begin, checked_tools, counted
 from vkmoe.server.api.shapes import InputTokensShape, ResponseShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
-from vkmoe.server.forms import Form
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.service import PATIENCE, Service, new_id
 from vkmoe.server.sse import COMMENT, answered, event

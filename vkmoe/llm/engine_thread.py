@@ -1,8 +1,8 @@
 """Runs a model on a thread of its own: loads it, lets replies go on, one batch after the other.
 
-It owns the model while it is served. Between two submits it does what other threads ask for, and
-sees which replies were cancelled. What replies become on the way to a client is the subject of
-replies.py.
+It owns the model from then on. Between two submits it does what other threads ask for, and sees
+which replies were cancelled. How replies are followed on an event loop is the subject of
+following.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
-from vkmoe.errors import DeviceLostError, VkmoeError
+from vkmoe.errors import DeviceLostError, UnavailableError, VkmoeError
 from vkmoe.experts.store.memory_watch import WATCH_SECONDS
 from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Generation, Request
-from vkmoe.llm import LLM
-from vkmoe.server.errors import unavailable
+from vkmoe.llm.llm import LLM
 
 State = Literal["loading", "ready", "failed", "ended"]
 Result = TypeVar("Result")
-
-_RESTARTS = 1  # after a lost device
 
 log = logging.getLogger("vkmoe")
 
@@ -40,12 +37,23 @@ class EngineThread:
     `submit`, `wake` and `between` may be called on any thread.
     """
 
-    def __init__(self, load: Callable[[], LLM], max_queue: int) -> None:
-        """Begin with nothing; at most `max_queue` replies wait for their turn."""
+    def __init__(
+        self,
+        load: Callable[[], LLM],
+        max_queue: int | None,
+        restarts: int = 1,
+        prepares_forms: bool = True,
+    ) -> None:
+        """Begin with nothing; at most `max_queue` replies wait for their turn, or as many as come.
+
+        After a lost device the model is loaded again, up to `restarts` times. `prepares_forms`:
+        the first reply of a given form need not wait for what all forms need.
+        """
         self.state: State = "loading"
         self.error: VkmoeError | None = None  # why it failed
         self.n_restarts = 0
         self._load, self._max_queue = load, max_queue
+        self._restarts, self._prepares_forms = restarts, prepares_forms
         self._llm: LLM | None = None
         self._n_ran = 0, 0  # batches, and sequences in them, of models that were let go
         self._listeners: dict[Generation, Callable[[], None]] = {}
@@ -64,14 +72,15 @@ class EngineThread:
     def llm(self) -> LLM:
         """Return the model, of which other threads may read what never changes.
 
-        Raises ApiError while there is none.
+        Raises UnavailableError while there is none.
         """
         llm = self._llm
         if self.state == "ready" and llm is not None:
             return llm
         if self.state == "loading":
-            raise unavailable("Loading model")
-        raise unavailable(f"the model is not there: {self.error or 'the server ends'}", 30)
+            raise UnavailableError("Loading model")
+        reason = self.error or "it is being closed"
+        raise UnavailableError(f"the model is not there: {reason}", seconds=30)
 
     @property
     def has_failed(self) -> bool:
@@ -101,23 +110,31 @@ class EngineThread:
     def submit(self, request: Request, on_news: Callable[[], None]) -> Generation:
         """Let a reply begin; `on_news` is called on the engine's thread whenever it went on.
 
-        Raises ApiError where there is no model, or too many replies wait.
+        Raises UnavailableError where there is no model, or too many replies wait.
         """
         llm = self.llm
         if self._is_ending:
-            raise unavailable("the server ends", 30)
-        if self.n_running + self.n_waiting >= llm.engine.n_regions + self._max_queue:
-            n = f"{self._max_queue} request{'s' * (self._max_queue != 1)}"
-            raise unavailable(f"{n} wait already; --max-queue allows no more", code="queue_full")
+            raise UnavailableError("the model is being closed", seconds=30)
+        self._check_queue(llm)
         generation = Generation(request, llm.tokenizer, llm.engine.ctx_size)
         with self._changed:
             if self._llm is not llm:  # which ended just now, with all its replies
                 _ = self.llm
-                raise unavailable("the model was loaded again")
+                raise UnavailableError("the model was loaded again")
             self._listeners[generation] = on_news
             llm.scheduler.submit(generation)
             self._changed.notify_all()
         return generation
+
+    def _check_queue(self, llm: LLM) -> None:
+        most = self._max_queue
+        if most is None or self.n_running + self.n_waiting < llm.engine.n_regions + most:
+            return
+        raise UnavailableError(
+            f"{most} request{'s' * (most != 1)} wait already",
+            "--max-queue allows no more",
+            code="queue_full",
+        )
 
     def wake(self) -> None:
         """Have the thread look at what was submitted or cancelled."""
@@ -125,7 +142,7 @@ class EngineThread:
             self._changed.notify_all()
 
     def between(self, function: Callable[[LLM], Result]) -> Future[Result]:
-        """Call a function with the model between two submits. Raises ApiError without a model."""
+        """Call a function with the model between two submits. Raises UnavailableError."""
         future: Future[Result] = Future()
         with self._changed:
             if self.state != "ready":
@@ -153,17 +170,22 @@ class EngineThread:
 
     def loaded(self, done: int, total: int) -> None:
         """Note how much is loaded, as `progress` of LLM. Raises LoadingEnded once it is to end."""
-        if self._is_ending:
+        if self._ends:
             raise LoadingEnded
+
+    @property
+    def _ends(self) -> bool:
+        """Say whether to end: it was asked for, or the program is over."""
+        return self._is_ending or not threading.main_thread().is_alive()
 
     def _run(self) -> None:
         try:
-            while self._serve_once() and self.n_restarts < _RESTARTS:
+            while self._serve_once() and self.n_restarts < self._restarts:
                 self.n_restarts += 1
                 self.error, self.state = None, "loading"
                 log.warning("the device was lost: loading the model again")
         except LoadingEnded:
-            log.info("the model was not loaded: the server ends")
+            log.info("the model was not loaded: it is not needed any more")
         except VkmoeError as error:
             self.error = error
         except Exception as error:
@@ -183,7 +205,8 @@ class EngineThread:
         try:
             with self._changed:
                 self._llm, self.state = llm, "ready"
-            preparing.start()
+            if self._prepares_forms:
+                preparing.start()
             self._serve(llm)
         except DeviceLostError as error:
             is_lost = True
@@ -203,14 +226,14 @@ class EngineThread:
         """Let replies go on until the end was asked for. Raises DeviceLostError."""
         scheduler = llm.scheduler
         while True:
-            watches = llm.engine.watch_memory()
+            llm.engine.watch_memory()
             with self._changed:
-                if not (self._calls or scheduler.has_work or self._is_ending):
-                    self._changed.wait(WATCH_SECONDS if watches else None)
+                if not (self._calls or scheduler.has_work or self._ends):
+                    self._changed.wait(WATCH_SECONDS)
             while self._calls:
                 _answer(*self._calls.popleft(), llm)
             if not scheduler.has_work:
-                if self._is_ending:
+                if self._ends:
                     return
                 continue
             news = scheduler.step()
@@ -231,7 +254,7 @@ class EngineThread:
 
     def _let_go(self, error: VkmoeError | None) -> None:
         """End what is still there: replies, and calls that nothing will answer."""
-        reason = error or VkmoeError("the server ends")
+        reason = error or UnavailableError("the model is being closed")
         while self._calls:
             _, future = self._calls.popleft()
             future.set_exception(reason)

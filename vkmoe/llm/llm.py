@@ -6,39 +6,28 @@ Owns the engine, the tokenizer and the scheduler of replies. Options are the fie
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import (
-    Callable,
-    Collection,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
-from importlib.resources import files
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, overload
+from typing import Any, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import Phase
-from vkmoe.catalogue import find_model
-from vkmoe.catalogue.choose import best_quant
 from vkmoe.choices import DraftWay
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import GpuError, ModelFileError, PromptError, UsageError
+from vkmoe.errors import UsageError
 from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.generate.chat.format import ChatFormat
+from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.generate.checks import (
     check_choice,
     check_kind,
@@ -46,78 +35,20 @@ from vkmoe.generate.checks import (
     check_prompts,
     check_text,
     checked_options,
-    shortened,
-    token_ids,
 )
 from vkmoe.generate.constraint import Constraint, Constraints
-from vkmoe.generate.logprobs import LogProbs
-from vkmoe.generate.loop import (
-    FinishReason,
-    Generation,
-    GenerationStatistics,
-    Piece,
-    Request,
-)
+from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
 from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
-from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
-from vkmoe.generate.text.tokenizer import Tokenizer
-from vkmoe.interrupts import acquired, at_checkpoints
+from vkmoe.llm.files import file_of, read_tokenizer
+from vkmoe.llm.requests import Prompt, Prompts, check_request, prompt_tokens, with_options
+from vkmoe.llm.results import GenerationResult, result_of
+from vkmoe.llm.turns import News, Turns
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.ahead_file import with_ahead
 from vkmoe.weights.placer import Progress
-
-if TYPE_CHECKING:
-    from vkmoe.generate.chat.template import ChatTemplate
-
-__all__ = [
-    "LLM",
-    "FinishReason",
-    "GenerationResult",
-    "GenerationStatistics",
-    "Piece",
-    "Request",
-    "demo_model_path",
-    "read_tokenizer",
-]
-
-Prompt = str | Sequence[int]
-Prompts = list[str] | list[list[int]] | list[Request]
-Config = TypeVar("Config", EngineConfig, SamplingConfig)
-
-
-def demo_model_path() -> Path:
-    """Return the path of the small model that comes with vkmoe."""
-    return Path(str(files("vkmoe") / "data" / "demo.gguf"))
-
-
-def _file_of(model: str | os.PathLike[str] | None, config: EngineConfig) -> Path:
-    """Find the file of a model; None: the demo model's."""
-    if model is None:
-        return demo_model_path()
-    return find_model(os.fspath(model), partial(best_quant, config=config))
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """Holds a whole reply; `logprobs` has an entry for each token if `n_logprobs` asked for it."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    statistics: GenerationStatistics
-    logprobs: list[LogProbs]
-
-
-class _News(NamedTuple):
-    """Holds the new part of a reply."""
-
-    number: int  # of its prompt
-    generation: Generation
-    pieces: list[Piece]
-    are_last: bool
 
 
 class LLM(Closing):
@@ -146,11 +77,11 @@ class LLM(Closing):
         called with bytes while the weights load.
         """
         started = time.perf_counter()
-        config = _with_options(EngineConfig, config, options)
+        config = with_options(EngineConfig, config, options)
         check_kind("progress", progress, Callable | None, "give a function of two numbers")
         if not isinstance(model, ModelFile):
             check_path("model", model)
-            model = open_model(_file_of(model, config))
+            model = open_model(file_of(model, config))
         with ExitStack() as unless_loaded:
             unless_loaded.callback(model.close)
             self._config = config
@@ -167,9 +98,7 @@ class LLM(Closing):
         self.scheduler = Scheduler(self.runner, "lookup" if config.draft == "lookup" else guesses)
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
-        self._turn = threading.Lock()  # its holder alone uses engine and scheduler
-        self._next = threading.Lock()  # its holder has the turn after this one
-        self._is_closed = False
+        self._turns = Turns(self.scheduler, self.engine.settle)
 
     # ----- facts -----
 
@@ -196,7 +125,7 @@ class LLM(Closing):
 
         Raises UsageError once the model is closed.
         """
-        with self._in_turn():
+        with self._turns.taken():
             return self._report()
 
     def _report(self) -> ExpertReport:
@@ -223,11 +152,16 @@ class LLM(Closing):
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """Return the model's chat template. Raises UnsupportedModelError if it has none."""
-        from vkmoe.generate.chat.template import (
-            ChatTemplate,  # and with it Jinja, which few runs need
-        )
-
         return ChatTemplate.from_file(self.engine.model.file, self.tokenizer)
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """Return how the model writes conversations; without a template, by one that joins texts.
+
+        Raises VkmoeError for a template that cannot be used.
+        """
+        own = self.chat_template if self.has_chat_template else None
+        return ChatFormat.of(own, self.tokenizer)
 
     @cached_property
     def constraints(self) -> Constraints:
@@ -264,7 +198,7 @@ class LLM(Closing):
         temperature, penalties and the like in log-probabilities.
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
-        sampling = _with_options(SamplingConfig, sampling, options)
+        sampling = with_options(SamplingConfig, sampling, options)
         given = {
             "max_tokens": max_tokens,
             "stop": stop,
@@ -278,18 +212,8 @@ class LLM(Closing):
             "logprobs_as_drawn": logprobs_as_drawn,
         }
         asked = checked_options(given, self.spec.n_vocab)
-        return self._checked(Request(tuple(self._prompt_tokens(prompt)), sampling, **asked))
-
-    def _checked(self, request: Request) -> Request:
-        """Return a request that this model can serve. Raises UsageError for another."""
-        constraint = request.constraint
-        check_kind("constraint", constraint, Constraint | None, "see LLM.constraints")
-        if constraint is not None and constraint.tokenizer is not self.tokenizer:
-            raise UsageError(
-                "the constraint was made for another model", "make it by this LLM's `constraints`"
-            )
-        if request.with_routing and self.spec.experts is None:
-            raise UsageError("the model has no experts", "leave return_routed_experts out")
+        request = Request(tuple(self._prompt_tokens(prompt)), sampling, **asked)
+        check_request(request, self.tokenizer, self.spec)
         return request
 
     def stream(
@@ -351,7 +275,7 @@ class LLM(Closing):
 
     def forget(self) -> None:
         """Empty the KV cache, so that nothing of earlier prompts is used again."""
-        with self._in_turn() as scheduler:
+        with self._turns.taken() as scheduler:
             scheduler.regions.forget()
 
     # ----- tokens that are given -----
@@ -365,7 +289,7 @@ class LLM(Closing):
         check_choice("phase", phase, get_args(Phase))
         ids = self._prompt_tokens(tokens)
         logits = np.empty((len(ids), self.spec.n_vocab), np.float32)
-        with self._free_region() as regions:
+        with self._turns.free_region() as regions:
             for row in run_tokens(self.runner, regions, ids, 0, phase):
                 logits[row.position] = row.fetch()
         return logits
@@ -388,7 +312,7 @@ class LLM(Closing):
         windows.starts(len(tokens))
         bos = self.tokenizer.added_first
         found = estimates(self.runner, self.scheduler.regions, tokens, windows, bos)
-        return self._one_by_one(found)
+        return self._turns.one_by_one(found)
 
     def close(self) -> None:
         """Write the statistics and the profile that options ask for, and free the device.
@@ -397,11 +321,9 @@ class LLM(Closing):
         UsageError where they are read. May be called twice. Raises VkmoeError if a file cannot be
         written; while another exception is on its way, that is logged instead.
         """
-        with self._in_turn(is_closing=True):
-            self._is_closed = True
+        with self._turns.closing():
             records, self._records = self._records, None
             try:
-                self.scheduler.end_all(_closed())
                 if records is not None:
                     records.write(self._report(), self.engine.history())
             finally:
@@ -411,26 +333,8 @@ class LLM(Closing):
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         """Check a prompt and turn it into ids."""
-        if self._is_closed:
-            raise _closed()
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
-        if not tokens or (isinstance(prompt, str) and not prompt):
-            raise PromptError("the prompt is empty", "give some text to continue")
-        if len(tokens) > self.engine.ctx_size:
-            most, ctx_size = self.spec.context_length, self.engine.ctx_size
-            raise PromptError(
-                f"the prompt has {len(tokens)} tokens, the context holds {ctx_size}",
-                f"shorten it, or raise --ctx-size (this model: at most {most})"
-                if ctx_size < most
-                else "shorten it: this model can take no more",
-            )
-        bad = [token for token in tokens if not 0 <= token < self.spec.n_vocab]
-        if bad:
-            raise PromptError(
-                f"token id {bad[0]} is not one of the model's {self.spec.n_vocab}",
-                "use ids of this model's tokenizer",
-            )
-        return tokens
+        self._turns.check_open()
+        return prompt_tokens(prompt, self.tokenizer, self.spec, self.engine.ctx_size)
 
     def _requests(
         self, prompts: Sequence[Any], sampling: SamplingConfig | None, options: dict[str, Any]
@@ -464,133 +368,15 @@ class LLM(Closing):
             for index, generation, pieces, are_last in news:
                 replies[index] += pieces
                 if are_last and generation.error is None:
-                    yield index, self._result(generation, replies[index])
+                    yield index, result_of(generation, replies[index], self.load_seconds)
 
-    def _result(self, generation: Generation, pieces: Sequence[Piece]) -> GenerationResult:
-        statistics = generation.statistics(self.load_seconds)
-        token_ids = [piece.token_id for piece in pieces if piece.token_id >= 0]
-        text = "".join(piece.text for piece in pieces)
-        logprobs = [LogProbs(p.logprob, p.top_logprobs) for p in pieces if p.logprob is not None]
-        return GenerationResult(text, token_ids, statistics.finish_reason, statistics, logprobs)
-
-    def _run(self, requests: Sequence[Request]) -> Generator[_News, None, None]:
-        """Generate all replies; yield what is new of each.
-
-        Raises the first error that ends one; however this ends, no reply is under way then.
-        """
+    def _run(self, requests: Sequence[Request]) -> Generator[News, None, None]:
+        """Generate all replies; yield what is new of each. Raises the first error of any."""
         ctx_size = self.engine.ctx_size
         generations = [Generation(request, self.tokenizer, ctx_size) for request in requests]
         try:
-            with self._in_turn() as scheduler:
-                for generation in generations:
-                    scheduler.submit(generation)
-            running = dict(enumerate(generations))
-            while running:
-                self._bring_on(running.values())
-                for index, generation in tuple(running.items()):
-                    is_done = generation.is_done  # first: another call may end it at any time
-                    if is_done:
-                        del running[index]
-                    yield _News(index, generation, generation.take_pieces(), is_done)
-                    if generation.error is not None:
-                        raise generation.error
+            with closing(self._turns.run(generations)) as news:
+                yield from news
         finally:
-            for generation in generations:
-                generation.cancel()
-            self._let_go()
             if generations:
                 self.last_statistics = generations[-1].statistics(self.load_seconds)
-
-    # ----- threads -----
-
-    @contextmanager
-    def _in_turn(self, is_closing: bool = False) -> Iterator[Scheduler]:
-        """Keep other threads from engine and scheduler. Raises UsageError once this is closed.
-
-        A lock alone may be taken by the same thread again and again while others wait for it.
-        """
-        with at_checkpoints(), ExitStack() as turn:
-            with acquired(self._next):
-                turn.enter_context(acquired(self._turn))
-            if self._is_closed and not is_closing:
-                raise _closed()
-            yield self.scheduler
-
-    @contextmanager
-    def _free_region(self) -> Iterator[Regions]:
-        """Do as `_in_turn`, once a region of the KV cache is free; until then replies go on."""
-        with self._in_turn() as scheduler:
-            while not scheduler.regions.n_free:
-                scheduler.step()
-            yield scheduler.regions
-
-    def _one_by_one(self, found: Iterator[Estimate]) -> Iterator[Estimate]:
-        """Take estimates, each in a turn of its own."""
-        while True:
-            with self._free_region():
-                estimate = next(found, None)
-            if estimate is None:
-                return
-            yield estimate
-
-    def _bring_on(self, generations: Collection[Generation]) -> None:
-        """Run the model once, unless one of these has news, which another call's run may bring."""
-
-        def has_news() -> bool:
-            return any(each.is_done or each.pieces for each in generations)
-
-        if not has_news():
-            with self._in_turn() as scheduler:
-                if not has_news():
-                    assert scheduler.has_work, "replies were lost"
-                    scheduler.step()
-
-    def _let_go(self) -> None:
-        """Free what cancelled replies have, unless another call is at it, which does so after.
-
-        A dropped stream comes here from wherever Python collects it, even amid another call of the
-        same thread: so this waits for no call of its own thread.
-        """
-        if self._turn.locked():
-            return
-        with at_checkpoints(), self._turn:
-            if self._is_closed:
-                return
-            self.scheduler.sweep()
-            if not self.scheduler.has_work:
-                with suppress(GpuError):  # an error of the generation is the one to raise
-                    self.engine.settle()
-
-
-def _closed() -> UsageError:
-    return UsageError("the model is closed", "load it again, or close it after its last use")
-
-
-def read_tokenizer(model: ModelFile) -> Tokenizer:
-    """Read a model's tokenizer, before its weights are loaded, which may take minutes.
-
-    Raises ModelFileError, UnsupportedModelError; also for a tokenizer that knows tokens the model
-    does not have.
-    """
-    tokenizer = Tokenizer.from_file(model.file)
-    if tokenizer.n_vocab > model.spec.n_vocab:
-        raise ModelFileError(
-            f"{model.file.path}: the tokenizer has {tokenizer.n_vocab} tokens, the model "
-            f"{model.spec.n_vocab}",
-            "the file was converted wrongly or is damaged",
-        )
-    return tokenizer
-
-
-def _with_options(kind: type[Config], config: Config | None, options: dict[str, Any]) -> Config:
-    """Return `config`, or a default, with fields replaced. Raises UsageError for unknown ones."""
-    known = {item.name for item in fields(kind)}
-    if config is not None and not isinstance(config, kind):
-        raise UsageError(
-            f"{shortened(config)} is no {kind.__name__}", "give options by their names"
-        )
-    if unknown := sorted(set(options) - known):
-        raise UsageError(
-            f"unknown option {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
-        )
-    return replace(config or kind(), **options)

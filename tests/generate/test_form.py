@@ -7,7 +7,7 @@ import pytest
 from tests.generate.conftest import tiny_metadata, tokenizer_of
 from vkmoe.errors import UsageError
 from vkmoe.generate.constraint import Constraint, Constraints
-from vkmoe.server.forms import Form
+from vkmoe.generate.form import Form
 
 TOKENIZER = tokenizer_of(tiny_metadata())
 CONSTRAINTS = Constraints(TOKENIZER)

@@ -1,0 +1,146 @@
+"""This module lets calls of several threads share one scheduler: they take turns between two runs.
+
+A run brings on the replies of all calls that are under way, so that calls are joined wherever the
+KV caches have regions for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple, TypeVar
+
+from vkmoe.errors import GpuError, UsageError
+from vkmoe.generate.loop import Generation, Piece
+from vkmoe.generate.regions import Regions
+from vkmoe.generate.scheduler import Scheduler
+from vkmoe.interrupts import acquired, at_checkpoints
+
+Item = TypeVar("Item")
+
+
+class News(NamedTuple):
+    """Holds the new part of a reply."""
+
+    number: int  # of its prompt
+    generation: Generation
+    pieces: list[Piece]
+    are_last: bool
+
+
+class Turns:
+    """Keeps a scheduler to one thread at a time, and runs it for the replies of calls."""
+
+    def __init__(self, scheduler: Scheduler, settle: Callable[[], None]) -> None:
+        """Begin without a call. `settle` is called when no reply is under way any more."""
+        self._scheduler, self._settle = scheduler, settle
+        self._turn = threading.Lock()  # its holder alone uses engine and scheduler
+        self._next = threading.Lock()  # its holder has the turn after this one
+        self._is_closed = False
+
+    def check_open(self) -> None:
+        """Raise UsageError once the model is closed."""
+        if self._is_closed:
+            raise _closed()
+
+    @contextmanager
+    def taken(self) -> Iterator[Scheduler]:
+        """Keep other threads from engine and scheduler. Raises UsageError once this is closed."""
+        with self._held():
+            self.check_open()
+            yield self._scheduler
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Do as `taken`, with every reply ended and no turn after this one."""
+        with self._held():
+            self._is_closed = True
+            self._scheduler.end_all(_closed())
+            yield
+
+    @contextmanager
+    def free_region(self) -> Iterator[Regions]:
+        """Do as `taken`, once a region of the KV cache is free; until then replies go on."""
+        with self.taken() as scheduler:
+            while not scheduler.regions.n_free:
+                scheduler.step()
+            yield scheduler.regions
+
+    def one_by_one(self, found: Iterator[Item]) -> Iterator[Item]:
+        """Take items that need a free region, each in a turn of its own."""
+        while True:
+            with self.free_region():
+                item = next(found, None)
+            if item is None:
+                return
+            yield item
+
+    def run(self, generations: Sequence[Generation]) -> Generator[News, None, None]:
+        """Let replies begin and go on to their end; yield what is new of each.
+
+        Raises the first error that ends one; however this ends, no reply is under way then.
+        """
+        try:
+            with self.taken() as scheduler:
+                for generation in generations:
+                    scheduler.submit(generation)
+            running = dict(enumerate(generations))
+            while running:
+                self._bring_on(running.values())
+                for index, generation in tuple(running.items()):
+                    is_done = generation.is_done  # first: another call may end it at any time
+                    if is_done:
+                        del running[index]
+                    yield News(index, generation, generation.take_pieces(), is_done)
+                    if generation.error is not None:
+                        raise generation.error
+        finally:
+            for generation in generations:
+                generation.cancel()
+            self._let_go()
+
+    # ----- inside -----
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the turn.
+
+        A lock alone may be taken by the same thread again and again while others wait for it.
+        """
+        with at_checkpoints(), ExitStack() as turn:
+            with acquired(self._next):
+                turn.enter_context(acquired(self._turn))
+            yield
+
+    def _bring_on(self, generations: Collection[Generation]) -> None:
+        """Run the model once, unless one of these has news, which another call's run may bring."""
+
+        def has_news() -> bool:
+            return any(each.is_done or each.pieces for each in generations)
+
+        if not has_news():
+            with self.taken() as scheduler:
+                if not has_news():
+                    assert scheduler.has_work, "replies were lost"
+                    scheduler.step()
+
+    def _let_go(self) -> None:
+        """Free what cancelled replies have, unless another call is at it, which does so after.
+
+        A dropped stream comes here from wherever Python collects it, even amid another call of the
+        same thread: so this waits for no call of its own thread.
+        """
+        if self._turn.locked():
+            return
+        with at_checkpoints(), self._turn:
+            if self._is_closed:
+                return
+            self._scheduler.sweep()
+            if not self._scheduler.has_work:
+                with suppress(GpuError):  # an error of the generation is the one to raise
+                    self._settle()
+
+
+def _closed() -> UsageError:
+    return UsageError("the model is closed", "load it again, or close it after its last use")
