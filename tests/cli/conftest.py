@@ -54,9 +54,15 @@ class FakeLLM:
     template: str | None = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
 
     def __init__(
-        self, model: str | None, config: EngineConfig, *, progress: Callable[..., None] | None
+        self,
+        model: str | None,
+        config: EngineConfig,
+        *,
+        chat_template: str | None,
+        progress: Callable[..., None] | None,
     ) -> None:
         self.calls.append({"model": model, "config": config})
+        self.template = chat_template or self.template
         self.tokenizer = tokenizer_of(self.vocabulary)
         self.spec, self.device_info = FakeSpec(), DEVICE
         lines = (Allocation("things", "device", 5, "why"),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +138,23 @@ def test_at_a_terminal_ctrl_c_asks_again_and_ctrl_d_ends(
     assert _next_message() == "hi"
     assert "/exit or Ctrl-D" in capsys.readouterr().err
     assert _next_message() is None
+
+
+def test_a_chat_template_may_be_given(run: Run, fake: type[FakeLLM], tmp_path: Path) -> None:
+    """As its text, by a name, or in a file; two of them, an unknown name, no file are refused."""
+    file = tmp_path / "mine.jinja"
+    file.write_text("FILE{{ messages[0].content }}")
+    for words, prompt in (
+        (("--chat-template", "TEXT{{ messages[0].content }}"), "TEXThi"),
+        (("--chat-template-file", str(file)), "FILEhi"),
+        (("--chat-template", "chatml"), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"),
+    ):
+        assert run("chat", *words, stdin=b"hi\n").code == 0
+        assert prompts(fake)[-1] == prompt
+    for wrong, code, message in (
+        (("--chat-template", "{{x}}", "--chat-template-file", str(file)), 2, "two chat templates"),
+        (("--chat-template", "no-such"), 2, "no chat template called 'no-such'"),
+        (("--chat-template-file", str(tmp_path / "none")), 1, "cannot be read"),
+    ):
+        done = run("chat", *wrong, stdin=b"hi\n")
+        assert done.code == code and message in done.err, wrong

@@ -54,6 +54,7 @@ VALUES: dict[str, Any] = {
     "expert_copies": "wait",
     "system": "Be brief.",
     "chat_template_kwargs": '{"enable_thinking": false}',
+    "chat_template": "chatml",
     "output": os.devnull,
     "slots": "8,16",
 }
@@ -61,7 +62,7 @@ VALUES: dict[str, Any] = {
 LEFT_OUT = (
     *("file", "expert_cache", "expert_resident_ids", "expert_profile", "expert_stats"),
     *("moe_predict_prefetch", "plot", "prompts", "cpu_moe", "n_cpu_moe", "device_profile"),
-    *("server", "api_key", "draft_model"),
+    *("server", "api_key", "draft_model", "chat_template_file"),
 )
 VARYING = ("load_seconds", "ttft_seconds", "prompt_seconds", "decode_seconds", "prompt_rate",
            "decode_rate")  # fmt: skip

@@ -16,7 +16,15 @@ import typer
 
 from vkmoe.cli.generate import note_statistics, watched
 from vkmoe.cli.notes import note, opened
-from vkmoe.cli.options import Limits, ModelChoice, Output, config_options, is_given, is_typed
+from vkmoe.cli.options import (
+    Limits,
+    ModelChoice,
+    Output,
+    TemplateChoice,
+    config_options,
+    is_given,
+    is_typed,
+)
 from vkmoe.cli.remote import RemoteModel
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, ServerError, UsageError
@@ -58,6 +66,7 @@ def chat(
     *,
     which: ModelChoice,
     talk: _Talk,
+    template: TemplateChoice,
     limits: Limits = _UNLIMITED,
     sampling: SamplingConfig,
     engine: EngineConfig,
@@ -77,7 +86,8 @@ def chat(
         return
     if talk.api_key is not None and is_typed(context, "api_key"):
         raise UsageError("--api-key is for --server", "name the server: --server URL")
-    with opened(which.path(context), engine, verbose, quiet) as llm:
+    path, text = which.path(context), template.text
+    with opened(path, engine, verbose, quiet, chat_template=text) as llm:
         local = LocalModel(llm, names, sampling, limits, quiet)
         _talk(Conversation(local, system, quiet), verbose)
 
@@ -88,7 +98,8 @@ def _is_local(context: typer.Context, server: str) -> bool:
     Raises UsageError where both are typed.
     """
     flags = {item.name: long_flag(flags_of(item), True) for item in fields(EngineConfig)}
-    flags |= {"positional": "MODEL", "model": "--model"}
+    flags |= {"positional": "MODEL", "model": "--model", "chat_template": "--chat-template"}
+    flags |= {"chat_template_file": "--chat-template-file"}
     typed = [flag for name, flag in flags.items() if is_typed(context, name)]
     if typed and is_typed(context, "server"):
         raise UsageError(

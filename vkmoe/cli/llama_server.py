@@ -39,16 +39,15 @@ _NEW_NAMES = {old: new for new, olds in _RENAMED.items() for old in olds}
 _IDLE = frozenset(
     """
     --agent --backend-sampling --backend_sampling --cache-idle-slots --cache-prompt
-    --check-tensors --cont-batching --context-shift
-    --direct-io --embedding --embeddings --escape --jinja --kv-offload --log-disable --log-prefix
-    --log-timestamps --mlock --mmap --models-autoload --no-agent --no-cache-idle-slots
-    --no-cache-prompt --no-cont-batching --no-context-shift --no-direct-io --no-escape --no-host
-    --no-jinja --no-kv-offload --no-kv-unified --no-log-prefix --no-log-timestamps --no-mmap
-    --no-mmproj --no-mmproj-auto --no-models-autoload --no-op-offload --no-perf
-    --no-prefill-assistant --no-reasoning-preserve --no-repack --no-skip-chat-parsing
-    --no-ui-mcp-proxy --no-warmup --no-webui-mcp-proxy --op-offload --perf --prefill-assistant
+    --check-tensors --cont-batching --context-shift --direct-io --embedding --embeddings --escape
+    --jinja --kv-offload --log-disable --log-prefix --log-timestamps --mlock --mmap
+    --models-autoload --no-agent --no-cache-idle-slots --no-cache-prompt --no-cont-batching
+    --no-context-shift --no-direct-io --no-escape --no-host --no-jinja --no-kv-offload
+    --no-kv-unified --no-log-prefix --no-log-timestamps --no-mmap --no-mmproj --no-mmproj-auto
+    --no-models-autoload --no-op-offload --no-perf --no-reasoning-preserve --no-repack
+    --no-skip-chat-parsing --no-ui-mcp-proxy --no-warmup --no-webui-mcp-proxy --op-offload --perf
     --props --reasoning-preserve --repack --reuse-port --spec-default --swa-full --ui-mcp-proxy
-    --verbose --warmup --webui-mcp-proxy -bs -cb -kvo -nkvo -no-kvu -nocb -nr -v
+    --warmup --webui-mcp-proxy -bs -cb -kvo -nkvo -no-kvu -nocb -nr
     """.split()  # noqa: SIM905  (a list of words reads best as text)
 )
 _IDLE_WITH_VALUE = frozenset(
@@ -57,12 +56,12 @@ _IDLE_WITH_VALUE = frozenset(
     --cpu-strict --cpu-strict-batch --ctx-checkpoints --defrag-thold --draft --draft-max
     --draft-min --draft-n --draft-n-min --draft-p-min --draft-p-split --keep --lazy-mode
     --load-mode --log-colors --log-file --log-verbosity --main-gpu --models-max --numa
-    --override-tensor --poll --poll-batch --prio --prio-batch --reasoning-budget-message --samplers
-    --sampler-seq --sampling-seq --slot-prompt-similarity --spec-draft-n-max --spec-draft-n-min
-    --spec-draft-ngl --spec-draft-p-min --spec-draft-p-split --spec-type --split-mode
-    --sse-ping-interval --swa-checkpoints --tensor-split --threads-batch --threads-http --tools
-    --tools-runtime --ui-config --verbosity --webui-config -C -Cb -Cr -Crb -cms -ctxcp -dt -lm -lv
-    -lzm -mg -ngld -ot -sm -sps -tb -ts
+    --override-tensor --poll --poll-batch --prio --prio-batch --reasoning-budget-message
+    --sampler-seq --samplers --sampling-seq --slot-prompt-similarity --spec-draft-n-max
+    --spec-draft-n-min --spec-draft-ngl --spec-draft-p-min --spec-draft-p-split --spec-type
+    --split-mode --sse-ping-interval --swa-checkpoints --tensor-split --threads-batch
+    --threads-http --tools --tools-runtime --ui-config --verbosity --webui-config -C -Cb -Cr -Crb
+    -cms -ctxcp -dt -lm -lv -lzm -mg -ngld -ot -sm -sps -tb -ts
     """.split()  # noqa: SIM905
 )
 _MAY_HAVE_VALUE = {"-fa": ("on", "off", "auto", "0", "1"), "--flash-attn": ("on", "off", "auto")}

@@ -112,6 +112,7 @@ def opened(
     quiet: bool,
     *,
     file: ModelFile | None = None,
+    chat_template: str | None = None,
 ) -> Iterator[LLM]:
     """Load the model. Without `quiet`, stderr tells about progress and a missing GPU.
 
@@ -124,7 +125,7 @@ def opened(
         note("no model given: using the built-in demo model, which writes Python")
     with (
         log_as_notes(quiet),
-        _load(model if file is None else file, config, quiet) as llm,
+        _load(model if file is None else file, config, quiet, chat_template) as llm,
         _validated(llm, quiet) if config.validation else nullcontext(),
     ):
         for line in () if quiet else notes_at_start(llm, config):
@@ -139,12 +140,12 @@ def opened(
 
 
 def _load(
-    model: str | ModelFile | None, config: EngineConfig, quiet: bool
+    model: str | ModelFile | None, config: EngineConfig, quiet: bool, chat_template: str | None
 ) -> AbstractContextManager[LLM]:
     from vkmoe.llm import LLM
 
     with counting("loading", shown=not quiet, in_bytes=True) as progress:
-        return LLM(model, config, progress=progress)
+        return LLM(model, config, chat_template=chat_template, progress=progress)
 
 
 @contextmanager

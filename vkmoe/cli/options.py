@@ -26,6 +26,7 @@ import typer
 from vkmoe.catalogue import Choose, KeptModel, find_model
 from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, prefetch_contradicts
 from vkmoe.errors import PromptError, UsageError, VkmoeError
+from vkmoe.generate.chat.named import NAMED_TEMPLATES
 from vkmoe.option_fields import environment_name, flags_of, long_flag, option
 
 
@@ -227,6 +228,46 @@ class PromptChoice:
             )
         ((name, value),) = (typed or sources).items()
         return name, value
+
+
+@dataclass(frozen=True)
+class TemplateChoice:
+    """Says how conversations become prompts, if not by the model's own template."""
+
+    chat_template: str | None = option(
+        None,
+        "Use this chat template in place of the model's: Jinja text, or the name of a common one, "
+        f"{', '.join(NAMED_TEMPLATES)}.",
+        metavar="JINJA",
+    )
+    chat_template_file: str | None = option(
+        None, "Use the chat template in this file in place of the model's.", metavar="FILE"
+    )
+
+    @property
+    def text(self) -> str | None:
+        """Return the template; None: the model's own.
+
+        Raises UsageError for two of them and for an unknown name, VkmoeError for a file that
+        cannot be read.
+        """
+        given, file = self.chat_template, self.chat_template_file
+        if given is not None and file is not None:
+            raise UsageError("two chat templates are given", "leave one of them out")
+        if file is not None:
+            try:
+                return Path(file).read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+                raise VkmoeError(f"the chat template {file} cannot be read: {reason}") from error
+        if given is not None and "{" not in given:
+            if given not in NAMED_TEMPLATES:
+                raise UsageError(
+                    f"there is no chat template called {given!r}",
+                    f"name {' or '.join(NAMED_TEMPLATES)}, give its text, or --chat-template-file",
+                )
+            return NAMED_TEMPLATES[given]
+        return given
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vkmoe.cli.notes import log_as_notes, note, notes_at_start
-from vkmoe.cli.options import ModelChoice, Output, config_options
+from vkmoe.cli.options import ModelChoice, Output, TemplateChoice, config_options
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.server.settings import ServerSettings
@@ -29,6 +29,7 @@ def serve(
     *,
     which: ModelChoice,
     settings: ServerSettings,
+    template: TemplateChoice,
     sampling: SamplingConfig,
     engine: EngineConfig,
     output: Annotated[Output, ("quiet",)],
@@ -48,7 +49,7 @@ def serve(
     from vkmoe.server.service import Service
     from vkmoe.server.serving import Server, bind_all
 
-    chosen, quiet = which.path(context), output.quiet
+    chosen, text, quiet = which.path(context), template.text, output.quiet
     if chosen is not None:
         map_file(Path(chosen))  # raises before it listens
     config, notes = _shared_context(engine, settings)
@@ -59,7 +60,7 @@ def serve(
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     with log_as_notes(quiet, level):
         thread = EngineThread(
-            lambda: _load(chosen, config, quiet, thread.loaded), settings.max_queue
+            lambda: _load(chosen, config, text, quiet, thread.loaded), settings.max_queue
         )
         service = Service(thread, Path(chosen or "demo").stem, settings, sampling)
         listening = bind_all(settings.hosts, settings.port)
@@ -93,10 +94,16 @@ def _check_installed() -> None:
         raise VkmoeError(f"vkmoe serve needs {', '.join(missing)}", 'pip install "vkmoe[server]"')
 
 
-def _load(model: str | None, config: EngineConfig, quiet: bool, progress: Progress) -> LLM:
+def _load(
+    model: str | None,
+    config: EngineConfig,
+    chat_template: str | None,
+    quiet: bool,
+    progress: Progress,
+) -> LLM:
     from vkmoe.llm import LLM
 
-    llm = LLM(model, config, progress=progress)
+    llm = LLM(model, config, chat_template=chat_template, progress=progress)
     if not quiet:
         with suppress(VkmoeError):
             for line in notes_at_start(llm, config):

@@ -68,23 +68,26 @@ class LLM(Closing):
         model: str | Path | ModelFile | None = None,
         config: EngineConfig | None = None,
         *,
+        chat_template: str | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
         """Load `model`: a file, a folder with one, or a name, as `find_model` has them.
 
-        An open file is closed with this object, or when loading fails. `progress(done, total)` is
-        called with bytes while the weights load.
+        An open file is closed with this object, or when loading fails. `chat_template`, as Jinja,
+        is used in place of the model's. `progress(done, total)` is called with bytes while the
+        weights load.
         """
         started = time.perf_counter()
         config = with_options(EngineConfig, config, options)
+        check_kind("chat_template", chat_template, str | None, "give a text")
         check_kind("progress", progress, Callable | None, "give a function of two numbers")
         if not isinstance(model, ModelFile):
             check_path("model", model)
             model = open_model(file_of(model, config))
         with ExitStack() as unless_loaded:
             unless_loaded.callback(model.close)
-            self._config = config
+            self._config, self._given_template = config, chat_template
             model = with_ahead(model, config)
             unless_loaded.callback(model.close)
             self.tokenizer = read_tokenizer(model)
@@ -146,13 +149,17 @@ class LLM(Closing):
 
     @property
     def has_chat_template(self) -> bool:
-        """Say whether the model's file has a chat template."""
-        return bool(self.engine.model.file.get("tokenizer.chat_template", str, ""))
+        """Say whether the model has a chat template, in its file or given with it."""
+        given = self._given_template or self.engine.model.file.get(
+            "tokenizer.chat_template", str, ""
+        )
+        return bool(given)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """Return the model's chat template. Raises UnsupportedModelError if it has none."""
-        return ChatTemplate.from_file(self.engine.model.file, self.tokenizer)
+        file = self.engine.model.file
+        return ChatTemplate.from_file(file, self.tokenizer, self._given_template)
 
     @cached_property
     def chat_format(self) -> ChatFormat:

@@ -173,6 +173,7 @@ class ChoiceFields(ReplyFields):
     n: Annotated[int, Field(ge=1, le=MOST_REPLIES)] | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
+    verbose: bool | None = None
     return_routed_experts: bool | None = None
 
     @property

@@ -7,12 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
+from vkmoe.generate.chat.conversation import ChatPrompt, Conversation
 from vkmoe.generate.loop import Request
 from vkmoe.llm import LLM
 from vkmoe.llm.engine_thread import EngineThread
@@ -84,6 +85,14 @@ class Service:
             raise context_exceeded(len(tokens), llm.engine.ctx_size)
         return tokens
 
+    def prompt(self, llm: LLM, conversation: Conversation) -> ChatPrompt:
+        """Write a conversation as a prompt, with the names that the server has for its template.
+
+        Raises VkmoeError.
+        """
+        names = self.settings.template_names | conversation.names
+        return replace(conversation, names=names).prompt(llm.chat_format)
+
     def requests(
         self, llm: LLM, prompts: Sequence[Sequence[int]], asked: ReplyFields, **more: Any
     ) -> list[Request]:
@@ -125,5 +134,5 @@ class Service:
 
 
 def new_id(kind: str) -> str:
-    """Make the name of an answer, such as chatcmpl-..."""
-    return f"{kind}-{secrets.token_hex(12)}"
+    """Make the name of an answer, such as chatcmpl-... or resp_..., as OpenAI's are."""
+    return f"{kind}{'-' if kind.endswith('cmpl') else '_'}{secrets.token_hex(12)}"

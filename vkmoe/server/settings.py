@@ -94,6 +94,12 @@ class ServerSettings:
         "Where thoughts are in an answer: in a field of their own, reasoning_content (auto, "
         "deepseek), or in the text as the model writes them (none).",
     )
+    prefill_assistant: bool | None = option(
+        True,
+        "Whether a reply goes on with the last message of a chat, if that is the assistant's, "
+        "where requests do not say.",
+        "--prefill-assistant/--no-prefill-assistant",
+    )
     chat_template_kwargs: str | None = option(
         None,
         "Further names for the chat template, as a JSON object; those of a request come first.",
@@ -106,6 +112,13 @@ class ServerSettings:
         "next request loads it again. -1: never.",
         minimum=-1,
         metavar="SECONDS",
+    )
+    verbose: bool = option(
+        False,
+        "Add the prompt and the settings of each reply to answers, as __verbose; requests may ask "
+        "for it too.",
+        "-v",
+        "--verbose",
     )
     log_level: Literal["error", "warning", "info"] = option(
         "info", "What the log says; info: also a line for each request, without its texts."

@@ -42,11 +42,12 @@ def test_renders_what_transformers_renders(
     monkeypatch.setattr("vkmoe.generate.chat.template.datetime", clock)
     chat = compiled(shared / "templates" / template)
     expected = FIXTURE["texts"][template][case]
+    given = {"date_string": "26 Jul 2024", **FIXTURE["cases"][case]}  # transformers names no day
     if expected is None:
         with pytest.raises(PromptError):
-            chat.render(**FIXTURE["cases"][case])
+            chat.render(**given)
     else:
-        assert chat.render(**FIXTURE["cases"][case]) == expected
+        assert chat.render(**given) == expected
 
 
 @pytest.mark.shared
@@ -156,3 +157,17 @@ def test_what_a_template_does_wrong_is_one_clear_line(source: str, message: str)
     with pytest.raises(PromptError, match=message) as caught:
         ChatTemplate(source).render(HELLO)
     assert "\n" not in str(caught.value)
+
+
+def test_templates_are_told_what_they_take_for_granted() -> None:
+    """Today; and that the model may think, unless a template has a default of its own."""
+    today = f"{datetime.date.today():%d %b %Y}"
+    assert ChatTemplate("{{ date_string }}").render(HELLO) == today
+    sources = {
+        "{{ enable_thinking }}": "True",
+        "{{ enable_thinking is defined }}": "False",
+        "{{ enable_thinking | default(false) }}": "False",
+    }
+    for source, text in sources.items():
+        assert ChatTemplate(source).render(HELLO) == text
+    assert ChatTemplate("{{ enable_thinking }}").render(HELLO, enable_thinking=False) == "False"

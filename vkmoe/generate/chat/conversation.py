@@ -58,12 +58,28 @@ class Conversation:
             text, mark, _ = text.rpartition(_MARK)
             if not mark:
                 raise _cannot_go_on("the chat template does not show the last message")
+        elif opens and self.names.get("enable_thinking") is False:
+            text += self._no_thought(format, text)
         return ChatPrompt(self, format, text)
+
+    def _no_thought(self, format: ChatFormat, text: str) -> str:
+        """Return what ends a thought before it begins, where a template does not say so itself."""
+        thought = format.family.thought
+        if thought is None:
+            return ""
+        if format.family.begins_in_thought(text):
+            return thought[1]
+        with_thought = format.template.render(
+            self.messages,
+            tools=self.offered or None,
+            **self.names | {"enable_thinking": True},
+        )
+        return "".join(thought) if text == with_thought else ""
 
     def _marked_last(self) -> dict[str, Any]:
         """Return the last message with a mark behind its text. Raises PromptError."""
         last = self.messages[-1]
-        text = "".join(_texts(last["content"]))
+        text = "\n".join(_texts(last["content"]))
         if last["role"] != "assistant" or not text:
             raise _cannot_go_on("the last message is no text of the assistant")
         if last.get("tool_calls"):

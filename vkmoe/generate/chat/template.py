@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -58,11 +59,16 @@ class ChatTemplate:
             ) from error
 
     @classmethod
-    def from_file(cls, file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate:
-        """Compile a model file's template; raises ModelFileError if it is not text."""
+    def from_file(
+        cls, file: GgufFile, tokenizer: Tokenizer, instead: str | None = None
+    ) -> ChatTemplate:
+        """Compile a model file's template, or another one in its place.
+
+        Raises ModelFileError if the file's is not text.
+        """
         named = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         texts = {name: tokenizer.token_text(i) for name, i in named.items() if i is not None}
-        return cls(file.get("tokenizer.chat_template", str, ""), texts)
+        return cls(instead or file.get("tokenizer.chat_template", str, ""), texts)
 
     def render(
         self,
@@ -80,7 +86,12 @@ class ChatTemplate:
         """
         check_messages(messages)
         ready = prepared_messages(messages, self._form(messages))
-        names: dict[str, Any] = {"documents": None, **self._special_tokens, **kwargs}
+        names: dict[str, Any] = {
+            "documents": None,
+            **self._special_tokens,
+            **self._unasked,
+            **kwargs,
+        }
         names |= {"messages": ready, "tools": prepared_tools(tools, self.source)}
         return self._rendered({**names, "add_generation_prompt": add_generation_prompt})
 
@@ -97,6 +108,17 @@ class ChatTemplate:
                 f"messages and names for the chat template are not JSON: {error}",
                 "give texts, numbers, lists and objects, not nested too deeply",
             ) from error
+
+    @property
+    def _unasked(self) -> dict[str, Any]:
+        """Return names that templates take for granted: today, and that the model may think.
+
+        Of those that ask whether `enable_thinking` is defined, each has its own default.
+        """
+        today = datetime.datetime.now()
+        names = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
+        asks = re.search(r"enable_thinking\s*(is\s|\|\s*default)", self.source)
+        return names if asks else names | {"enable_thinking": True}
 
     def _form(self, messages: Sequence[Message]) -> MessageForm:
         """Return the form in which the template takes messages."""
@@ -132,7 +154,7 @@ class ChatTemplate:
             {"role": "user", "content": "Hi"},
             {"role": "assistant", "tool_calls": [call]},
         ]
-        names = {"tools": None, "documents": None, **self._special_tokens}
+        names = {"tools": None, "documents": None, **self._special_tokens, **self._unasked}
         try:
             return self._rendered(names | {"messages": prepared_messages(messages, form)})
         except PromptError:

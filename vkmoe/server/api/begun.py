@@ -40,7 +40,7 @@ async def begin(
     """
     llm = service.engine.llm
     check_length(service, llm, conversation)
-    prompt = await service.off_loop(lambda: conversation.prompt(llm.chat_format))
+    prompt = await service.off_loop(lambda: service.prompt(llm, conversation))
     encoded = await service.encode(llm, prompt.text, prompt.wants_special)
     tokens = service.fitting(llm, encoded)
     constraint = None
@@ -60,7 +60,7 @@ async def counted(service: Service, conversation: Conversation) -> Response:
     """Answer how many tokens a conversation has as a prompt. Raises ApiError."""
     llm = service.engine.llm
     check_length(service, llm, conversation)
-    prompt = await service.off_loop(lambda: conversation.prompt(llm.chat_format))
+    prompt = await service.off_loop(lambda: service.prompt(llm, conversation))
     ids = await service.encode(llm, prompt.text, prompt.wants_special)
     return json_answer({"object": "response.input_tokens", "input_tokens": len(ids)})
 

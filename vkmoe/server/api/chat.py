@@ -91,15 +91,22 @@ class ChatFields(FormFields, ChoiceFields):
             raise ApiError(400, f"{where} must not set {taken!r}", param=where)
         return names_of_effort(self.reasoning_effort) | names
 
-    def conversation(self) -> Conversation:
-        """Return the conversation that it is. Raises ApiError."""
-        choice, continues = self.tool_choice or "auto", bool(self.continue_final_message)
+    def conversation(self, prefills: bool = False) -> Conversation:
+        """Return the conversation that it is. Raises ApiError.
+
+        With `prefills` the reply goes on with a last message of the assistant, unless it says
+        otherwise.
+        """
+        choice = self.tool_choice or "auto"
+        continues = self.continue_final_message
         if continues and self.add_generation_prompt:
             raise ApiError(
                 400,
                 "add_generation_prompt and continue_final_message contradict each other",
                 param="continue_final_message",
             )
+        if continues is None and self.add_generation_prompt is None:
+            continues = prefills and self._may_go_on()
         return Conversation(
             [message.given() for message in self.messages],
             self.names(),
@@ -108,8 +115,16 @@ class ChatFields(FormFields, ChoiceFields):
             self.parallel_tool_calls is not False,
             self.form(),
             self.add_generation_prompt is not False,
-            continues,
+            bool(continues),
         )
+
+    def _may_go_on(self) -> bool:
+        """Say whether the last message is a text of the assistant. Raises ApiError for two."""
+        roles = [message.role for message in self.messages[-2:]]
+        if roles == ["assistant", "assistant"]:
+            raise ApiError(400, "the last two messages are both the assistant's", param="messages")
+        last = self.messages[-1]
+        return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 @described(ChatShape, body=ChatFields, media_types=(JSON, EVENTS), statuses=(500, 503))
@@ -118,7 +133,8 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
     asked = await read_body(request, ChatFields)
     streams = bool(asked.stream)
     more = {"n_logprobs": asked.n_logprobs, "with_routing": bool(asked.return_routed_experts)}
-    begun = await begin(service, asked, asked.conversation(), streams, **more)
+    conversation = asked.conversation(bool(service.settings.prefill_assistant))
+    begun = await begin(service, asked, conversation, streams, **more)
     return await answered(request, _Answer(service, asked, begun), begun.replies, streams)
 
 
@@ -126,7 +142,8 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
 async def count_chat(service: Service, request: HttpRequest) -> Response:
     """Count the tokens of the prompt that a conversation becomes."""
     asked = await read_body(request, ChatFields)
-    return await counted(service, asked.conversation())
+    conversation = asked.conversation(bool(service.settings.prefill_assistant))
+    return await counted(service, conversation)
 
 
 def _choice(

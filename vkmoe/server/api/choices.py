@@ -18,7 +18,7 @@ from vkmoe import __version__
 from vkmoe.generate.loop import Piece
 from vkmoe.llm import LLM
 from vkmoe.llm.following import News
-from vkmoe.server.api.figures import timings
+from vkmoe.server.api.figures import ending, timings
 from vkmoe.server.fields import ChoiceFields
 from vkmoe.server.replies import Reply, merged
 from vkmoe.server.service import PATIENCE, Service, new_id
@@ -37,6 +37,7 @@ class Choices(ABC):
     ) -> None:
         self._llm, self._asked, self._replies = llm, asked, replies
         self._n_prompts = n_prompts
+        self._is_verbose = asked.verbose or service.settings.verbose
         common = {
             "created": int(time.time()),
             "model": service.alias,
@@ -98,7 +99,12 @@ class Choices(ABC):
         return "length" if is_cut else "stop"
 
     def _end(self) -> Object:
-        return {"usage": self._usage(), **self._timings(-1)}
+        verbose = {"__verbose": ending(self._llm.tokenizer, self._replies[-1])}
+        return {
+            "usage": self._usage(),
+            **self._timings(-1),
+            **(verbose if self._is_verbose else {}),
+        }
 
     def _usage(self) -> Object:
         """Count the tokens of all replies; a prompt with several is counted once."""

@@ -111,8 +111,8 @@ async def detokenize(service: Service, request: HttpRequest) -> Response:
 async def apply_template(service: Service, request: HttpRequest) -> Response:
     """Write a conversation as the prompt that it becomes."""
     asked, llm = await read_body(request, ChatFields), service.engine.llm
-    conversation = asked.conversation()
-    prompt = await service.off_loop(lambda: conversation.prompt(llm.chat_format))
+    conversation = asked.conversation(bool(service.settings.prefill_assistant))
+    prompt = await service.off_loop(lambda: service.prompt(llm, conversation))
     return json_answer({"prompt": prompt.text})
 
 

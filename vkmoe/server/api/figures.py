@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vkmoe.generate.loop import GenerationStatistics, Piece
+from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.llm.following import News
 from vkmoe.server.replies import Reply
 
 Object = dict[str, Any]
+_NAMES = {"temp": "temperature"}  # of options, where llama-server has others
 
 
 def timings(found: GenerationStatistics, n_read: int | None = None) -> Object:
@@ -80,3 +81,49 @@ def token_figures(
         for piece in pieces
         if piece.token_id >= 0
     ]
+
+
+def ending(tokenizer: Tokenizer, reply: Reply) -> Object:
+    """Say how a reply was made, and how it ended."""
+    found = reply.generation
+    most = found.request.max_tokens
+    is_limit = _stop_type(found) == "limit"
+    return {
+        "stop": True,
+        "generation_settings": _settings(tokenizer, found.request),
+        "prompt": tokenizer.decode(found.request.tokens),
+        "truncated": is_limit and (most is None or found.n_generated < most),
+        "stop_type": _stop_type(found),
+        "stopping_word": found.stop_text or "",
+        "tokens_cached": len(found.tokens),
+        "timings": timings(reply.statistics),
+    }
+
+
+def _settings(tokenizer: Tokenizer, request: Request) -> Object:
+    """Say how a reply was made."""
+    sampling = {_NAMES.get(name, name): value for name, value in vars(request.sampling).items()}
+    ends = sorted(tokenizer.end_ids) if request.ignore_eos else ()
+    pairs = (*request.logit_bias, *((token, -math.inf) for token in ends))
+    biases = [{"token": token, "bias": _json_number(bias)} for token, bias in pairs]
+    n = -1 if request.max_tokens is None else request.max_tokens
+    return {
+        **sampling,
+        "n_predict": n,
+        "max_tokens": n,
+        "stop": list(request.stop),
+        "ignore_eos": request.ignore_eos,
+        "logit_bias": biases,
+        "n_probs": request.n_logprobs or 0,
+        "post_sampling_probs": request.logprobs_as_drawn,
+    }
+
+
+def _stop_type(reply: Generation) -> str:
+    if reply.stop_text is not None:
+        return "word"
+    return "limit" if reply.finish_reason == "length" else "eos"
+
+
+def _json_number(bias: float) -> float | None:
+    return bias if math.isfinite(bias) else None

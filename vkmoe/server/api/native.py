@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -12,9 +11,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from vkmoe.generate.checks import MAX_LOGPROBS
-from vkmoe.generate.loop import Generation, Piece, Request
+from vkmoe.generate.loop import Piece
 from vkmoe.llm import LLM
-from vkmoe.server.api.figures import ReadingNews, timings, token_figures
+from vkmoe.server.api.figures import ReadingNews, ending, timings, token_figures
 from vkmoe.server.api.shapes import NativeShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
@@ -26,7 +25,6 @@ from vkmoe.server.sse import COMMENT, answered, event
 
 Object = dict[str, Any]
 MOST_TOGETHER = 64  # prompts of a request
-_NAMES = {"temp": "temperature", "top_k": "top_k"}  # of options, where llama-server has others
 
 
 class _Prompt(Body):
@@ -154,62 +152,16 @@ class _Answer:
 
     def _final(self, index: int, pieces: Sequence[Piece], sent: str = "") -> Object:
         """Say all of a reply that has ended; of a stream, which `sent` its text, without that."""
-        reply = self._replies[index].generation
+        reply = self._replies[index]
         whole = self._part(index, pieces)
         whole |= {
             "tokens": whole["tokens"] if self._asked.return_tokens else [],
-            "stop": True,
             "model": self._service.alias,
-            "generation_settings": self._settings(reply.request),
-            "prompt": "".join(map(self._llm.tokenizer.token_text, reply.request.tokens)),
             "has_new_line": "\n" in sent + whole["content"],
-            "truncated": self._is_truncated(reply),
-            "stop_type": _stop_type(reply),
-            "stopping_word": reply.stop_text or "",
-            "tokens_cached": len(reply.tokens),
-            "timings": timings(self._replies[index].statistics),
+            **ending(self._llm.tokenizer, reply),
         }
         wanted = self._asked.response_fields or ()
         return dict(_nested(whole, wanted)) if wanted else whole
-
-    def _settings(self, request: Request) -> Object:
-        """Say how a reply was made."""
-        sampling = {_NAMES.get(k, k): value for k, value in vars(request.sampling).items()}
-        biases: list[Object] = [
-            {"token": i, "bias": _json_number(x)} for i, x in request.logit_bias
-        ]
-        if request.ignore_eos:
-            ends = sorted(self._llm.tokenizer.end_ids)
-            biases += [{"token": token, "bias": None} for token in ends]
-        n = -1 if request.max_tokens is None else request.max_tokens
-        return {
-            **sampling,
-            "seed": request.sampling.seed,
-            "n_predict": n,
-            "max_tokens": n,
-            "stop": list(request.stop),
-            "ignore_eos": request.ignore_eos,
-            "logit_bias": biases,
-            "n_probs": request.n_logprobs or 0,
-            "post_sampling_probs": request.logprobs_as_drawn,
-            "stream": bool(self._asked.stream),
-            "timings_per_token": bool(self._asked.timings_per_token),
-        }
-
-    def _is_truncated(self, reply: Generation) -> bool:
-        """Say whether a reply ended because the context was full."""
-        most = reply.request.max_tokens
-        return _stop_type(reply) == "limit" and (most is None or reply.n_generated < most)
-
-
-def _stop_type(reply: Generation) -> str:
-    if reply.stop_text is not None:
-        return "word"
-    return "limit" if reply.finish_reason == "length" else "eos"
-
-
-def _json_number(bias: float) -> float | None:
-    return bias if math.isfinite(bias) else None
 
 
 def _nested(value: Object, paths: Sequence[str]) -> Iterator[tuple[str, Any]]:
