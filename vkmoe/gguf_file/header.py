@@ -67,8 +67,11 @@ class GgufPart(Mapping[str, Value]):
     little-endian GGUF of version 2 or 3.
     """
 
-    def __init__(self, mapped: MappedFile, index: int = 0) -> None:
-        """Read and check the header of file `index` of a model."""
+    def __init__(self, mapped: MappedFile, index: int = 0, n_bytes: int | None = None) -> None:
+        """Read and check the header of file `index` of a model.
+
+        Of a file of `n_bytes` the mapping may have no more than its header.
+        """
         self.buffer, self.path, self.stamp = mapped
         cursor = self._cursor(0)
         self.version = _read_version(cursor)
@@ -80,7 +83,7 @@ class GgufPart(Mapping[str, Value]):
         alignment = self._alignment()
         tensors = [_read_tensor(cursor, alignment, index) for _ in range(n_tensors)]
         data_start = -(-cursor.at // alignment) * alignment
-        self.tensors = _placed(tensors, data_start, cursor)
+        self.tensors = _placed(tensors, data_start, cursor.label, n_bytes or cursor.end)
 
     def __getitem__(self, key: str) -> Value:
         kind, at = self._places[key]
@@ -201,22 +204,24 @@ def _tensor_bytes(cursor: _Cursor, what: str, sizes: list[int], quant_type: Quan
     return math.prod(sizes) // quant_type.block_weights * quant_type.block_bytes
 
 
-def _placed(tensors: list[TensorInfo], data_start: int, cursor: _Cursor) -> list[TensorInfo]:
-    """Give tensors their offsets into the file.
+def _placed(
+    tensors: list[TensorInfo], data_start: int, label: str, n_bytes: int
+) -> list[TensorInfo]:
+    """Give tensors their offsets into the file of `n_bytes`.
 
     Refuses those that end outside it or share bytes: all together are no larger than the file.
     """
     placed = [tensor._replace(offset=data_start + tensor.offset) for tensor in tensors]
     for tensor in placed:
-        if tensor.offset + tensor.n_bytes > cursor.end:
+        if tensor.offset + tensor.n_bytes > n_bytes:
             refuse(
-                cursor.label,
+                label,
                 f"tensor {shown(tensor.name)} {tensor.shape} needs {tensor.n_bytes} bytes at byte "
-                f"{tensor.offset}, but the file ends at {cursor.end}",
+                f"{tensor.offset}, but the file ends at {n_bytes}",
             )
     for first, second in pairwise(sorted(placed, key=lambda tensor: tensor.offset)):
         if second.offset < first.offset + first.n_bytes:
-            refuse(cursor.label, f"tensors {shown(first.name)} and {shown(second.name)} overlap")
+            refuse(label, f"tensors {shown(first.name)} and {shown(second.name)} overlap")
     return placed
 
 

@@ -120,14 +120,15 @@ def _remember(device: DeviceInfo, known: Known) -> None:
 def measure_speeds(device: Device, model: Path, n_threads: int | None = None) -> Speeds:
     """Measure all speeds, which takes a second or two, and remember them.
 
+    For `model` a folder may be given: then its disk's speed is the one that is remembered, if any.
     To be called before anything is allocated. Raises DeviceLostError.
     """
     info, host = device.info, host_bytes_per_second(n_threads or n_cores())
-    speeds = Speeds(device=host, host=host, file=read_speed(model))
+    known = recall_speeds(info, model)
+    speeds = Speeds(device=host, host=host, file=read_speed(model) or known.speeds.file)
     if info.is_vulkan:  # shaders that run on a CPU reach a small part of what it reads itself
         found = _measured("device memory", lambda: measure_memory(device))
         speeds = replace(speeds, device=found or 0.0).over_link(link_of_misses(device))
-    known = recall_speeds(info)
     disks = {**known.disks, _disk(model): speeds.file}
     _remember(info, replace(known, speeds=speeds, disks=disks))
     return speeds
