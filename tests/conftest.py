@@ -17,6 +17,8 @@ from vkmoe.devices import open_device
 from vkmoe.gpu.device import Device
 from vkmoe.placement import remembered
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks a real hub
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = "K/N: of the tests marked full those alone that are in the K-th of N shares, from 0"

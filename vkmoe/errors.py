@@ -51,6 +51,10 @@ class ServerError(VkmoeError):
     """Says that a server gives no reply: it does not answer, refuses, or its stream broke off."""
 
 
+class DownloadError(VkmoeError):
+    """Says that a model cannot be downloaded: the hub has none, refuses, or the transfer fails."""
+
+
 class GpuError(VkmoeError):
     """Says that Vulkan refused something; `result` is the VkResult name where there is one."""
 

@@ -32,15 +32,6 @@ KEPT = {
 }
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own, where no variable leads elsewhere."""
-    for name in ("LLAMA_CACHE", "HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "OLLAMA_MODELS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
-
-
 def put(home: Path, place: str, name: str = "moe_plain") -> Path:
     """A model's file at a place below the home."""
     path = home / place

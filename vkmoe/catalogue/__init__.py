@@ -1,7 +1,8 @@
 """Finds the file of a model by what a user calls it: a path, a folder, or a name.
 
 A name is that of a repository, with or without a quant: `owner/repo`, `owner/repo:Q4_K_M`, or of a
-model of Ollama's: `model:tag`. It is looked for in the caches of other programs (caches.py).
+model of Ollama's: `model:tag`. It is looked for in the caches of other programs (caches.py); what
+none has may be downloaded (download.py), if it is a repository's.
 """
 
 from __future__ import annotations
@@ -10,22 +11,33 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vkmoe.catalogue.caches import KeptModel, kept_models, models_in, quant_of
-from vkmoe.errors import ModelFileError
+from vkmoe.catalogue.caches import (
+    KeptModel,
+    is_whole,
+    kept_models,
+    models_in,
+    named,
+    quant_of,
+)
+from vkmoe.config import EngineConfig
+from vkmoe.errors import DownloadError, ModelFileError
 
-__all__ = ["Choose", "KeptModel", "find_model", "kept_models", "quant_of"]
+__all__ = ["Choose", "Fetch", "KeptModel", "fetcher", "find_model", "kept_models", "quant_of"]
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<quant>[\w.-]+))?")
 _MOST_NAMED = 8  # models that an error lists
 
+Progress = Callable[[int, int], None]
 Choose = Callable[[Sequence[KeptModel]], KeptModel]
+Fetch = Callable[[str, str], Path]  # downloads "owner/repo" and a quant, "" for any
 
 
-def find_model(wanted: str | Path, choose: Choose) -> Path:
+def find_model(wanted: str | Path, choose: Choose, fetch: Fetch | None = None) -> Path:
     """Return the file that is meant; a path of a file, there or not, is returned as it is.
 
-    `choose` decides between the quants of a model where none is named. Raises ModelFileError for a
-    folder without a model, or with several, and for a name that no cache has.
+    `choose` decides between the quants of a model where none is named; `fetch` gets a model of a
+    repository that no cache has. Raises ModelFileError for a folder without a model, or with
+    several, for a name that no cache has where nothing is fetched, and what `fetch` raises.
     """
     path = Path(wanted).expanduser()
     if path.is_dir():
@@ -33,17 +45,42 @@ def find_model(wanted: str | Path, choose: Choose) -> Path:
     match = _NAME.fullmatch(str(wanted))
     if path.exists() or match is None or path.suffix == ".gguf":
         return path
+    name, quant = match["name"], match["quant"] or ""
     kept = list(kept_models())
-    alike = [model for model in kept if model.name.lower() == match["name"].lower()]
-    if not alike and not match["quant"] and "/" not in match["name"]:
+    alike = [model for model in kept if model.name.lower() == name.lower()]
+    if not alike and not quant and "/" not in name:
         return path  # a file's name, as it seems
-    quant = (match["quant"] or "").upper()
+    fetches = fetch is not None and "/" in name
     # Of a quant that several programs keep, the first one.
-    found = {model.quant: model for model in reversed(alike) if quant in ("", model.quant)}
-    if not found:
-        raise ModelFileError(f"no model on this machine is called {wanted}", _hint(alike, kept))
-    quants = list(found.values())
-    return (quants[0] if len(quants) == 1 else choose(quants)).path
+    found = {x.quant: x for x in reversed(alike) if not fetches or is_whole(x.path)}
+    if quant:
+        found = {x: found[x] for x in [named(quant, found)] if x is not None}
+    if found:
+        quants = list(found.values())
+        return (quants[0] if len(quants) == 1 else choose(quants)).path
+    if fetch is not None and fetches:
+        return fetch(name, quant)
+    raise ModelFileError(f"no model on this machine is called {wanted}", _hint(alike, kept))
+
+
+def fetcher(config: EngineConfig, progress: Progress | None = None) -> Fetch:
+    """Return what downloads models from Hugging Face's hub, the quant that suits this machine best.
+
+    `progress(done, total)` is called with bytes. Raises what `download` raises, and DownloadError
+    where Hugging Face's library is not installed.
+    """
+
+    def fetch(name: str, quant: str) -> Path:
+        try:
+            from vkmoe.catalogue.download import download
+        except ModuleNotFoundError as error:
+            raise DownloadError(
+                f"{name} is not on this machine, and to download it vkmoe needs {error.name}",
+                'pip install "vkmoe[hub]"',
+            ) from None
+        return download(name, quant, config, progress)
+
+    return fetch
 
 
 def _only_model(folder: Path) -> Path:
@@ -58,7 +95,7 @@ def _only_model(folder: Path) -> Path:
 
 def _hint(alike: Sequence[KeptModel], kept: Sequence[KeptModel]) -> str:
     if alike:
-        return f"there is {_listed(sorted({f'{x.name}:{x.quant}' for x in alike}))}"
+        return f"there is {_listed(sorted({x.full_name for x in alike}))}"
     if not kept:
         return (
             "give a file's path: no cache of Hugging Face, llama.cpp, LM Studio or Ollama has one"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 MAX_MANIFEST_BYTES = 1 << 20
+MAX_DEPTH = 3  # of folders that a model's file is looked for in, one within the other
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 # What a model's file calls its mixture of weight types, as llama.cpp's tools write it.
 _QUANT = re.compile(
@@ -34,6 +35,11 @@ class KeptModel:
     n_bytes: int  # of all parts
     program: str  # that keeps it
 
+    @property
+    def full_name(self) -> str:
+        """Return what users call it: the name, and the quant where there is one."""
+        return f"{self.name}:{self.quant}" if self.quant else self.name
+
 
 def kept_models() -> Iterator[KeptModel]:
     """Yield the models of all caches, each file once."""
@@ -47,26 +53,52 @@ def kept_models() -> Iterator[KeptModel]:
 
 
 def models_in(folder: Path) -> list[Path]:
-    """List the models in a folder and in those within it, by their first parts, in order."""
-    paths = [*_entries(folder, "*.gguf"), *_entries(folder, "*/*.gguf")]
+    """List the models in a folder and those within it, by their first parts, in order."""
+    paths = [
+        path for depth in range(MAX_DEPTH) for path in _entries(folder, "*/" * depth + "*.gguf")
+    ]
     parts = ((path, _PART.search(path.stem)) for path in sorted(paths) if path.is_file())
     firsts = [path for path, part in parts if part is None or int(part[1]) == 1]
-    return [path for path in firsts if not path.name.lower().startswith(_BESIDE)]
+    return [path for path in firsts if not is_beside(path)]
 
 
-def quant_of(path: Path) -> str:
+def is_beside(path: PurePath) -> bool:
+    """Say whether a file, by its name, has a part that goes with a model."""
+    return path.name.lower().startswith(_BESIDE)
+
+
+def quant_of(path: PurePath) -> str:
     """Read the mixture of weight types in a file's name, in capitals; "" where it has none."""
     found = _QUANT.findall(_PART.sub("", path.stem))
     return found[-1].upper() if found else ""
 
 
-def n_bytes_of(first: Path) -> int:
-    """Count the bytes of a model in one part or several, as far as they are there."""
+def part_names(first: PurePath) -> list[str]:
+    """List the names of all parts of a model, by that of the first; of one part it is the same."""
     part = _PART.search(first.stem)
     if part is None:
-        return first.stat().st_size
+        return [first.name]
     stem = first.stem[: part.start()]
-    return sum(path.stat().st_size for path in first.parent.glob(f"{stem}-*-of-{part[2]}.gguf"))
+    return [f"{stem}-{n:05d}-of-{part[2]}{first.suffix}" for n in range(1, int(part[2]) + 1)]
+
+
+def parts_of(first: Path) -> list[Path]:
+    """List the parts of a model that are there."""
+    return [path for name in part_names(first) if (path := first.with_name(name)).is_file()]
+
+
+def is_whole(first: Path) -> bool:
+    """Say whether all parts of a model are there."""
+    return len(parts_of(first)) == len(part_names(first))
+
+
+def named(quant: str, among: Collection[str]) -> str | None:
+    """Return the quant that a user names, in any case; None: it is not there.
+
+    Without a quant of that name, the one that Unsloth made of it is meant: UD-Q4_K_XL by Q4_K_XL.
+    """
+    names = (quant.upper(), f"UD-{quant.upper()}")
+    return next((name for name in names if name in among), None)
 
 
 # ----- programs -----
@@ -78,14 +110,23 @@ def _root(variables: Mapping[str, str], default: str) -> Path:
     return next(found, Path.home() / default)
 
 
+def hub_cache() -> Path:
+    """Find the folder that Hugging Face's clients keep models in."""
+    variables = {"HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": "", "HF_HOME": "hub"}
+    root = _root(variables | {"XDG_CACHE_HOME": "huggingface/hub"}, ".cache/huggingface/hub")
+    return Path(os.path.expandvars(root)).expanduser()
+
+
 def _of_hugging_face() -> Iterator[KeptModel]:
     """Yield what Hugging Face's clients keep: models--OWNER--REPO/snapshots/REVISION/FILE.
 
-    Of a file that several revisions have, that of the newest.
+    Of a file that several revisions have, that of the newest. llama.cpp may have such a folder of
+    its own.
     """
-    variables = {"LLAMA_CACHE": "", "HF_HUB_CACHE": "", "HF_HOME": "hub"}
-    root = _root(variables | {"XDG_CACHE_HOME": "huggingface/hub"}, ".cache/huggingface/hub")
-    for folder in _entries(root, "models--*--*"):
+    roots = [hub_cache()]
+    if os.environ.get("LLAMA_CACHE"):
+        roots.insert(0, Path(os.environ["LLAMA_CACHE"]))
+    for folder in (folder for root in roots for folder in _entries(root, "models--*--*")):
         newest: dict[Path, Path] = {}  # by the path within a snapshot
         for snapshot in sorted(_entries(folder / "snapshots", "*"), key=_changed_at):
             newest |= {path.relative_to(snapshot): path for path in models_in(snapshot)}
@@ -149,4 +190,5 @@ def _entries(folder: Path, pattern: str) -> list[Path]:
 
 def _named(name: str, paths: list[Path], program: str) -> Iterator[KeptModel]:
     for path in paths:
-        yield KeptModel(name, quant_of(path), path, n_bytes_of(path), program)
+        n_bytes = sum(part.stat().st_size for part in parts_of(path))
+        yield KeptModel(name, quant_of(path), path, n_bytes, program)

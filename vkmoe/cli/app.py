@@ -33,6 +33,7 @@ from vkmoe.cli.llama_server import translated
 from vkmoe.cli.models import models
 from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
+from vkmoe.cli.pull import pull
 from vkmoe.cli.selftest import selftest
 from vkmoe.cli.serve import IDLE_FLAGS, serve
 from vkmoe.errors import NoDriverError, UsageError, VkmoeError
@@ -117,7 +118,8 @@ def tutorial(
     vkmoe generate model.gguf -f prompt.txt   your own model, the prompt from a file
     echo "import os" | vkmoe generate -       the prompt from a pipe; text goes to stdout
     vkmoe generate --prompts many.jsonl       many prompts, with -o FILE to be gone on with
-    vkmoe chat owner/repo                     a conversation with one that `vkmoe models` lists
+    vkmoe chat owner/repo                     a model by its name, downloaded if need be
+    vkmoe models                              which models are on this machine
     vkmoe info model.gguf                     what is in a file, and where it would go
     vkmoe plan model.gguf                     the same explained, and how fast that can be
     vkmoe selftest                            does this device compute correctly
@@ -160,6 +162,7 @@ for _command, _summary in {
     plan: "Explain what would go where, and how fast that can be.",
     devices: "List the devices.",
     models: "List the models that are on this machine.",
+    pull: "Download a model.",
     perplexity: "Measure how well a model predicts a text.",
     selftest: "Check a device against NumPy.",
     tune: "Measure how kernels run best on a device.",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vkmoe.catalogue import KeptModel
     from vkmoe.catalogue.choose import Rated
 
-_NONE = "no model is kept here: Hugging Face's tools, llama.cpp, LM Studio and Ollama have none"
+_NONE = "no model is kept here: `vkmoe pull OWNER/REPO` downloads one"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _Wanted:
 
 @config_options
 def models(*, wanted: _Wanted, output: Annotated[Output, ("as_json",)]) -> None:
-    """List the models that other programs keep on this machine, by names that vkmoe takes.
+    """List the models that programs keep on this machine, by names that vkmoe takes.
 
     Each line has the size of the file, how experts would be held, how fast replies are predicted to
     be, and whose it is. No weights are read; the device's memory is measured, which takes a second
@@ -40,25 +40,21 @@ def models(*, wanted: _Wanted, output: Annotated[Output, ("as_json",)]) -> None:
     config = EngineConfig(device=wanted.device)
     kept = sorted(kept_models(), key=lambda model: (model.name.lower(), model.n_bytes))
     pairs = zip(kept, rated(kept, config), strict=True)
-    plans = (_facts(model, found) for model, found in pairs)
+    plans = (facts_of(model, found) for model, found in pairs)
     if output.as_json:
         typer.echo(json.dumps(list(plans), indent=2))
         return
-    width = max((len(_name(model)) for model in kept), default=0)
+    width = max((len(model.full_name) for model in kept), default=0)
     for facts in plans:
-        typer.echo(f"{facts['name']:{width}}  {_line(facts)}")
+        typer.echo(f"{facts['name']:{width}}  {line_of(facts)}")
     if not kept:
         note(_NONE)
 
 
-def _name(model: KeptModel) -> str:
-    return f"{model.name}:{model.quant}" if model.quant else model.name
-
-
-def _facts(model: KeptModel, found: Rated | VkmoeError) -> dict[str, Any]:
+def facts_of(model: KeptModel, found: Rated | VkmoeError) -> dict[str, Any]:
     """Say all of a model, with its plan on this machine, or why it cannot be run."""
     facts = {
-        "name": _name(model),
+        "name": model.full_name,
         "path": str(model.path),
         "bytes": model.n_bytes,
         "program": model.program,
@@ -72,7 +68,8 @@ def _facts(model: KeptModel, found: Rated | VkmoeError) -> dict[str, Any]:
     }
 
 
-def _line(facts: dict[str, Any]) -> str:
+def line_of(facts: dict[str, Any]) -> str:
+    """Make a line of what `facts_of` says, without the name."""
     size, program = f"{facts['bytes'] / 1e9:7.1f} GB", facts["program"]
     if "error" in facts:
         return f"{size}  cannot be run: {facts['error']} ({program})"

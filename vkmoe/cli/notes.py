@@ -82,6 +82,16 @@ def counting(
 
 
 @contextmanager
+def downloading(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show what is logged, and a bar of (bytes done, in all), while a model is downloaded."""
+    with (
+        log_as_notes(quiet),
+        counting("downloading", shown=not quiet, in_bytes=True) as progress,
+    ):
+        yield progress
+
+
+@contextmanager
 def prompt_progress(shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Make a function of (done, in all) that draws a bar while a prompt takes long to read."""
     began = time.monotonic()

@@ -17,13 +17,15 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from vkmoe.catalogue import Choose, KeptModel, find_model
+from vkmoe.catalogue import Choose, KeptModel, fetcher, find_model
+from vkmoe.cli.notes import downloading
 from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, prefetch_contradicts
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.chat.named import NAMED_TEMPLATES
@@ -157,9 +159,10 @@ def _model_option() -> Any:
     """Declare the flag that names the model."""
     return option(
         None,
-        "The model: a GGUF file, a folder with one, or the name of one that Hugging Face's tools, "
-        "llama.cpp, LM Studio or Ollama keep on this machine, OWNER/REPO or OWNER/REPO:QUANT. "
-        "Without a quant the largest is taken that replies without reading its file.",
+        "The model: a GGUF file, a folder with one, or a name, OWNER/REPO or OWNER/REPO:QUANT. "
+        "A name is looked for where Hugging Face's tools, llama.cpp, LM Studio and Ollama keep "
+        "models, and else downloaded. Without a quant the largest is taken that replies without "
+        "reading its file.",
         "-m",
         "--model",
         "-hf",
@@ -310,7 +313,16 @@ def _chosen_model(context: typer.Context, positional: str | None, named: str | N
     if positional is not None and named is not None and is_typed(context, "model"):
         raise UsageError(f"two models given: {positional} and -m {named}", "name the model once")
     wanted = positional if positional is not None else named
-    return None if wanted is None else str(find_model(wanted, _chooser(context)))
+    if wanted is None:
+        return None
+    return str(find_model(wanted, _chooser(context), partial(_fetch, context)))
+
+
+def _fetch(context: typer.Context, name: str, quant: str) -> Path:
+    """Download a model for the device that is asked for, and say so on stderr."""
+    config = EngineConfig(device=context.params.get("device"))
+    with downloading(quiet=bool(context.params.get("quiet"))) as progress:
+        return fetcher(config, progress)(name, quant)
 
 
 def _chooser(context: typer.Context) -> Choose:
@@ -322,7 +334,7 @@ def _chooser(context: typer.Context) -> Choose:
         best = best_quant(models, EngineConfig(device=context.params.get("device")))
         if not context.params.get("quiet"):
             quants = ", ".join(model.quant for model in models)
-            typer.echo(f"{best.name}:{best.quant} of {quants}", err=True)
+            typer.echo(f"{best.full_name} of {quants}", err=True)
         return best
 
     return choose

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
-from vkmoe.catalogue import find_model
+from vkmoe.catalogue import Fetch, find_model
 from vkmoe.catalogue.choose import best_quant
 from vkmoe.config import EngineConfig
 from vkmoe.errors import ModelFileError
@@ -20,11 +20,11 @@ def demo_model_path() -> Path:
     return Path(str(files("vkmoe") / "data" / "demo.gguf"))
 
 
-def file_of(model: str | os.PathLike[str] | None, config: EngineConfig) -> Path:
-    """Find the file of a model; None: the demo model's. Raises ModelFileError as `find_model`."""
+def file_of(model: str | os.PathLike[str] | None, config: EngineConfig, fetch: Fetch) -> Path:
+    """Find the file of a model; None: the demo model's. Raises what `find_model` does."""
     if model is None:
         return demo_model_path()
-    return find_model(os.fspath(model), partial(best_quant, config=config))
+    return find_model(os.fspath(model), partial(best_quant, config=config), fetch)
 
 
 def read_tokenizer(model: ModelFile) -> Tokenizer:

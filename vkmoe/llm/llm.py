@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import Phase
+from vkmoe.catalogue import fetcher
 from vkmoe.choices import DraftWay
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
@@ -74,9 +75,9 @@ class LLM(Closing):
     ) -> None:
         """Load `model`: a file, a folder with one, or a name, as `find_model` has them.
 
-        An open file is closed with this object, or when loading fails. `chat_template`, as Jinja,
-        is used in place of the model's. `progress(done, total)` is called with bytes while the
-        weights load.
+        What is not on this machine is downloaded. An open file is closed with this object, or when
+        loading fails. `chat_template`, as Jinja, is used in place of the model's.
+        `progress(done, total)` is called with bytes: of a download, then of weights.
         """
         started = time.perf_counter()
         config = with_options(EngineConfig, config, options)
@@ -84,7 +85,7 @@ class LLM(Closing):
         check_kind("progress", progress, Callable | None, "give a function of two numbers")
         if not isinstance(model, ModelFile):
             check_path("model", model)
-            model = open_model(file_of(model, config))
+            model = open_model(file_of(model, config, fetcher(config, progress)))
         with ExitStack() as unless_loaded:
             unless_loaded.callback(model.close)
             self._config, self._given_template = config, chat_template

@@ -1,0 +1,86 @@
+"""Says which quants of a model a repository has, and which files each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from vkmoe.catalogue.caches import MAX_DEPTH, is_beside, named, part_names, quant_of
+from vkmoe.catalogue.hub import HubFile, Repository
+from vkmoe.errors import DownloadError
+
+_MOST_LISTED = 12  # names in an error
+_NO_MODEL = ("imatrix", "assistant")  # in the names of files that go with a model
+
+
+class Offer(NamedTuple):
+    """Describes a model that can be downloaded."""
+
+    name: str  # "owner/repo"
+    quant: str  # in capitals; "" where no file's name says it
+    files: tuple[HubFile, ...]  # all parts, in order
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.n_bytes for file in self.files)
+
+    @property
+    def full_name(self) -> str:
+        """Return what users call it."""
+        return f"{self.name}:{self.quant}" if self.quant else self.name
+
+
+def offers_of(repository: Repository, quant: str = "") -> list[Offer]:
+    """List what a repository offers, one file for each quant, the smallest first.
+
+    With `quant` that one alone. Raises DownloadError where there is nothing of the kind.
+    """
+    found = _all_offers(repository)
+    if not found:
+        there = [file.name for file in repository.files] or list(repository.others)
+        raise DownloadError(
+            f"{repository.name} has no model in the GGUF format",
+            f"it has {listed(there)}; look for a repository with -GGUF in its name",
+        )
+    if not quant:
+        return sorted(found.values(), key=lambda offer: offer.n_bytes)
+    meant = named(quant, found)
+    if meant is None:
+        quants = listed(sorted(filter(None, found)))
+        raise DownloadError(
+            f"{repository.name} has no {quant.upper()}",
+            f"it has {quants}" if quants else f"leave :{quant} out: it has one model",
+        )
+    return [found[meant]]
+
+
+def _all_offers(repository: Repository) -> dict[str, Offer]:
+    """Find the models with all their parts, by quants; of several with the same, the first.
+
+    A file without a quant in its name counts where no other has one.
+    """
+    by_name = {file.name: file for file in repository.files}
+    whole = []  # the names of parts, of each model
+    for path in map(PurePosixPath, by_name):
+        names = [str(path.with_name(name)) for name in part_names(path)]
+        is_first = str(path) == names[0] and len(path.parts) <= MAX_DEPTH
+        if is_first and not is_beside(path) and by_name.keys() >= set(names):
+            whole.append(names)
+    found: dict[str, Offer] = {}
+    for names in [x for x in whole if not _goes_with_a_model(x[0])] or whole:
+        quant = quant_of(PurePosixPath(names[0]))
+        parts = tuple(by_name[name] for name in names)
+        found.setdefault(quant, Offer(repository.name, quant, parts))
+    return {quant: offer for quant, offer in found.items() if quant} or found
+
+
+def _goes_with_a_model(name: str) -> bool:
+    return any(word in PurePosixPath(name).name.lower() for word in _NO_MODEL)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names of a server's, escaped, those of a long list in part."""
+    more = len(names) - _MOST_LISTED
+    shown = [ascii(name)[1:-1][:80] for name in names[:_MOST_LISTED]]
+    return (", ".join(shown) or "no files") + (f" and {more} more" if more > 0 else "")
