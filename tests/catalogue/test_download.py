@@ -132,8 +132,9 @@ def test_another_content_is_not_kept(
     assert got().read_bytes() == hub.files[Q8]
 
 
-def test_a_reply_with_other_bytes_than_asked_for_is_refused(hub: FakeHub) -> None:
-    hub.headers = {"Content-Range": "bytes 7-9/10"}
+@pytest.mark.parametrize("said", ["bytes 7-9/{size}", "bytes 0-9/10", "bytes 0-9/", "pages 1-2/3"])
+def test_a_reply_with_other_bytes_than_asked_for_is_refused(said: str, hub: FakeHub) -> None:
+    hub.headers = {"Content-Range": said.format(size=len(hub.files[Q8]))}
     with pytest.raises(DownloadError, match="other bytes of Tiny-MoE-Q8_0"):
         got()
 

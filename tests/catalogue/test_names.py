@@ -82,7 +82,14 @@ def test_a_name_leads_to_the_file_that_a_program_keeps(program: str, home: Path)
 
 
 @pytest.mark.parametrize(
-    ("variable", "below"), [("LLAMA_CACHE", ""), ("HF_HUB_CACHE", ""), ("HF_HOME", "hub")]
+    ("variable", "below"),
+    [
+        ("LLAMA_CACHE", ""),
+        ("HF_HUB_CACHE", ""),
+        ("HUGGINGFACE_HUB_CACHE", ""),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+    ],
 )
 def test_variables_say_where_a_cache_is(
     variable: str, below: str, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +98,9 @@ def test_variables_say_where_a_cache_is(
     folder = Path("elsewhere", below, *Path(HUGGING_FACE).parts[3:])
     path = put(home, str(folder / "0a1b" / SMALL))
     assert find_model(NAME, none) == path
+    other = put(home, KEPT["Hugging Face"])
+    is_one_more = variable == "LLAMA_CACHE"
+    assert [x.path for x in kept_models()] == [path, *[other] * is_one_more]
 
 
 def test_a_model_in_parts_is_one_and_files_beside_it_are_none(home: Path) -> None:

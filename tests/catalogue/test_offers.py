@@ -16,7 +16,7 @@ from tests.engine.tiny import model_path
 from vkmoe.catalogue import choose
 from vkmoe.catalogue.choose import best_offer
 from vkmoe.catalogue.hub import HubFile, Repository
-from vkmoe.catalogue.offers import Offer, offers_of
+from vkmoe.catalogue.offers import Offer, guessers_of, offers_of
 from vkmoe.config import EngineConfig
 from vkmoe.errors import DownloadError, OutOfMemoryError, UnsupportedModelError
 
@@ -47,8 +47,20 @@ def test_files_that_go_with_a_model_are_not_offered() -> None:
     )
     parts = [f"Q6_K/x-Q6_K-0000{n}-of-00002.gguf" for n in (1, 2)]
     assert chosen(offers) == [("Q8_0", ["gemma-it-Q8_0.gguf"]), ("Q6_K", parts)]
-    alone = offers_of(repository("my-assistant.gguf", "notes.txt"))
-    assert chosen(alone) == [("", ["my-assistant.gguf"])]
+    alone = repository("my-assistant.gguf", "notes.txt")
+    assert chosen(offers_of(alone)) == [("", ["my-assistant.gguf"])]
+    assert guessers_of(alone, offers_of(alone)[0]) == []
+
+
+def test_files_that_guess_tokens_ahead_are_named_and_not_downloaded(
+    hub: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vkmoe")
+    hub.files["mtp-Tiny-Q8_0.gguf"] = hub.files["a/tiny-assistant-F16.gguf"] = b"GGUF"
+    path = got()
+    assert "a/tiny-assistant-F16.gguf, mtp-Tiny-Q8_0.gguf would guess tokens" in caplog.text
+    assert f"`hf download {NAME} NAME`" in caplog.text
+    assert [x.name for x in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from vkmoe.catalogue.hub import (
     read_repository,
     reading,
 )
-from vkmoe.catalogue.offers import Offer, listed, offers_of
+from vkmoe.catalogue.offers import Offer, guessers_of, listed, offers_of
 from vkmoe.catalogue.peek import peek
 from vkmoe.config import EngineConfig
 from vkmoe.errors import DownloadError
@@ -59,7 +59,11 @@ def download(name: str, quant: str, config: EngineConfig, progress: Progress | N
     _check_space(fetched, offers)
     size = f"{offer.n_bytes / 1e9:,.1f} GB"
     log.info("downloading %s, %s, to %s", offer.full_name, size, fetched.folder)
-    return fetched.run()
+    path = fetched.run()
+    if guessers := guessers_of(repository, offer):
+        tell = "%s would guess tokens ahead for it: `hf download %s NAME` puts one beside the model"
+        log.info(tell, listed(guessers), repository.name)
+    return path
 
 
 def _chosen(repository: Repository, offers: list[Offer], config: EngineConfig) -> Offer:

@@ -214,12 +214,12 @@ def _check(reply: http.Response, name: str) -> None:
     if status in (401, 403):
         raise DownloadError(
             f"{host} gives no {name}: it is private, or not there ({status})",
-            f"check the name; of a private repository {_LOGIN}",
+            f"check the name, or the path if a file is meant; for a private repository {_LOGIN}",
         )
     if status == 404:
         raise DownloadError(
             f"{host} has no repository {name}, or no more the file that it listed",
-            "check the name; `vkmoe models` lists what is on this machine",
+            "check the name, or the path if a file is meant; `vkmoe models` lists what is here",
         )
     if status in (408, 425, 429) or status >= 500:
         raise Broken(f"{host} has no time for {name} ({status})", "try again in a few minutes")

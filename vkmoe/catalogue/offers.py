@@ -9,6 +9,7 @@ from typing import NamedTuple
 from vkmoe.catalogue.caches import MAX_DEPTH, is_beside, named, part_names, quant_of
 from vkmoe.catalogue.hub import HubFile, Repository
 from vkmoe.errors import DownloadError
+from vkmoe.models.ahead_file import PATTERNS
 
 _MOST_LISTED = 12  # names in an error
 _NO_MODEL = ("imatrix", "assistant")  # in the names of files that go with a model
@@ -77,6 +78,12 @@ def _all_offers(repository: Repository) -> dict[str, Offer]:
 
 def _goes_with_a_model(name: str) -> bool:
     return any(word in PurePosixPath(name).name.lower() for word in _NO_MODEL)
+
+
+def guessers_of(repository: Repository, offer: Offer) -> list[str]:
+    """List the files that may guess tokens ahead for a model, which are found beside it."""
+    names = [file.name for file in repository.files if file not in offer.files]
+    return [x for x in names if any(PurePosixPath(x).match(pattern) for pattern in PATTERNS)]
 
 
 def listed(names: Sequence[str]) -> str:

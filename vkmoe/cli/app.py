@@ -119,7 +119,6 @@ def tutorial(
     echo "import os" | vkmoe generate -       the prompt from a pipe; text goes to stdout
     vkmoe generate --prompts many.jsonl       many prompts, with -o FILE to be gone on with
     vkmoe chat owner/repo                     a model by its name, downloaded if need be
-    vkmoe models                              which models are on this machine
     vkmoe info model.gguf                     what is in a file, and where it would go
     vkmoe plan model.gguf                     the same explained, and how fast that can be
     vkmoe selftest                            does this device compute correctly

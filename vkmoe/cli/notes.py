@@ -73,9 +73,9 @@ def counting(
     figures = (
         (rich.DownloadColumn(), rich.TransferSpeedColumn())
         if in_bytes
-        else (rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
+        else (rich.MofNCompleteColumn(),)
     )
-    columns = (label, rich.BarColumn(), *figures)
+    columns = (label, rich.BarColumn(), *figures, rich.TimeRemainingColumn())
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
