@@ -108,6 +108,14 @@ def _biases(logit_bias: object, n_vocab: int) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((int(token), float(bias)) for token, bias in logit_bias.items()))
 
 
+def check_names(options: Mapping[str, Any], known: Set[str]) -> None:
+    """Raise UsageError for options that are not among `known`."""
+    if unknown := sorted(options.keys() - known):
+        raise UsageError(
+            f"unknown option {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
+        )
+
+
 def check_text(name: str, value: object) -> None:
     """Raise UsageError for what is no text."""
     if not isinstance(value, str):

@@ -52,6 +52,7 @@ class EngineThread:
         self.state: State = "loading"
         self.error: VkmoeError | None = None  # why it failed
         self.n_restarts = 0
+        self.first: Future[LLM] = Future()  # the model, as soon as it is there
         self._load, self._max_queue = load, max_queue
         self._restarts, self._prepares_forms = restarts, prepares_forms
         self._llm: LLM | None = None
@@ -205,6 +206,8 @@ class EngineThread:
         try:
             with self._changed:
                 self._llm, self.state = llm, "ready"
+            if not self.first.done():
+                self.first.set_result(llm)
             if self._prepares_forms:
                 preparing.start()
             self._serve(llm)
@@ -255,6 +258,8 @@ class EngineThread:
     def _let_go(self, error: VkmoeError | None) -> None:
         """End what is still there: replies, and calls that nothing will answer."""
         reason = error or UnavailableError("the model is being closed")
+        if not self.first.done():
+            self.first.set_exception(reason)
         while self._calls:
             _, future = self._calls.popleft()
             future.set_exception(reason)

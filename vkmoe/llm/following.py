@@ -6,7 +6,7 @@ The engine's thread writes, the event loop reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class FollowedReply:
 
         self.generation: Generation = engine.submit(request, on_news)
 
-    async def news(self, patience: float | None = None) -> AsyncIterator[News]:
+    async def news(self, patience: float | None = None) -> AsyncGenerator[News, None]:
         """Yield what is new until the reply has ended; after `patience` seconds without any, that.
 
         Raises the error that ended it.

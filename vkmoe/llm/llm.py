@@ -7,12 +7,12 @@ Owns the engine, the tokenizer and the scheduler of replies. Options are the fie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, get_args, overload
+from typing import Any, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from vkmoe.choices import DraftWay
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
-from vkmoe.errors import UsageError
+from vkmoe.errors import PromptError, UsageError
 from vkmoe.experts.records.keeper import RecordKeeper
 from vkmoe.experts.records.report import ExpertReport, make_report, setup_of
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
@@ -36,15 +36,24 @@ from vkmoe.generate.checks import (
     check_prompts,
     check_text,
     checked_options,
+    token_ids,
 )
-from vkmoe.generate.constraint import Constraint, Constraints
+from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
 from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
 from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
+from vkmoe.llm.chats import ChatCall, ChatReader, chat_call, template_text
 from vkmoe.llm.files import file_of, read_tokenizer
+from vkmoe.llm.messages import Messages
+from vkmoe.llm.options import (
+    ChatOptions,
+    RequestOptions,
+    SamplingOptions,
+    TemplateOptions,
+)
 from vkmoe.llm.requests import Prompt, Prompts, check_request, prompt_tokens, with_options
-from vkmoe.llm.results import GenerationResult, result_of
+from vkmoe.llm.results import ChatEnd, ChatEvent, ChatResult, GenerationResult, result_of
 from vkmoe.llm.turns import News, Turns
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
@@ -182,44 +191,17 @@ class LLM(Closing):
         self,
         prompt: Prompt,
         sampling: SamplingConfig | None = None,
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        logit_bias: Mapping[int, float] | None = None,
-        n_logprobs: int | None = None,
-        constraint: Constraint | None = None,
-        shown: frozenset[int] = frozenset(),
-        with_routing: bool = False,
-        scores_prompt: bool = False,
-        logprobs_as_drawn: bool = False,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Request:
-        """Check what is to be generated. `options` are fields of SamplingConfig.
+        """Check what is to be generated, so that it can be given in place of a prompt.
 
-        The reply ends before the first text of `stop`, one or several. `logit_bias` maps tokens to
-        what is added to their logits, -100 to 100; with `n_logprobs` pieces and results have
-        log-probabilities, of each token and of that many of the likeliest ones; `constraint`, made
-        by `constraints`, is the form of the reply; `shown` are control tokens that its text shows;
-        `with_routing` keeps which experts each token uses, `scores_prompt` how likely each of the
-        prompt's was, with as many others as `n_logprobs` says; `logprobs_as_drawn` counts
-        temperature, penalties and the like in log-probabilities.
         Raises UsageError, and PromptError for a prompt that is empty or does not fit.
         """
-        sampling = with_options(SamplingConfig, sampling, options)
-        given = {
-            "max_tokens": max_tokens,
-            "stop": stop,
-            "ignore_eos": ignore_eos,
-            "logit_bias": logit_bias,
-            "n_logprobs": n_logprobs,
-            "constraint": constraint,
-            "shown": shown,
-            "with_routing": with_routing,
-            "scores_prompt": scores_prompt,
-            "logprobs_as_drawn": logprobs_as_drawn,
-        }
-        asked = checked_options(given, self.spec.n_vocab)
+        given: dict[str, Any] = {**options}
+        known = RequestOptions.__optional_keys__ - SamplingOptions.__optional_keys__
+        asked = {name: given.pop(name) for name in known & given.keys()}
+        sampling = with_options(SamplingConfig, sampling, given)
+        asked = checked_options(asked, self.spec.n_vocab)
         request = Request(tuple(self._prompt_tokens(prompt)), sampling, **asked)
         check_request(request, self.tokenizer, self.spec)
         return request
@@ -230,7 +212,7 @@ class LLM(Closing):
         sampling: SamplingConfig | None = None,
         *,
         progress: Callable[[int, int], None] | None = None,
-        **options: Any,
+        **options: Unpack[RequestOptions],
     ) -> Iterator[Piece]:
         """Generate token by token; all options are those of `request`.
 
@@ -243,7 +225,10 @@ class LLM(Closing):
         return self._pieces(request, progress)
 
     def stream_many(
-        self, prompts: Prompts, sampling: SamplingConfig | None = None, **options: Any
+        self,
+        prompts: Prompts,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Iterator[tuple[int, Piece]]:
         """Generate replies to several prompts together; yield the pieces of all as they come.
 
@@ -253,23 +238,35 @@ class LLM(Closing):
         return self._pieces_of_all(self._requests(prompts, sampling, options))
 
     def generate_many(
-        self, prompts: Prompts, sampling: SamplingConfig | None = None, **options: Any
+        self,
+        prompts: Prompts,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Iterator[tuple[int, GenerationResult]]:
         """Generate replies to several prompts together; yield each when it is finished."""
         return self._results(self._requests(prompts, sampling, options))
 
     @overload
     def generate(
-        self, prompt: Prompt | Request, sampling: SamplingConfig | None = None, **options: Any
+        self,
+        prompt: Prompt | Request,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
     ) -> GenerationResult: ...
 
     @overload
     def generate(
-        self, prompt: Prompts, sampling: SamplingConfig | None = None, **options: Any
+        self,
+        prompt: Prompts,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[GenerationResult]: ...
 
     def generate(
-        self, prompt: Any, sampling: SamplingConfig | None = None, **options: Any
+        self,
+        prompt: Any,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
     ) -> GenerationResult | list[GenerationResult]:
         """Generate a whole reply, or those to a list of prompts, in its order.
 
@@ -281,10 +278,81 @@ class LLM(Closing):
         ((_, result),) = self.generate_many([prompt], sampling, **options)
         return result
 
+    def chat(
+        self,
+        messages: Messages,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> ChatResult:
+        """Reply to a conversation, by the model's chat template.
+
+        `messages` are dicts with "role" and "content", and earlier calls of tools and their
+        results, as in OpenAI's API. Raises PromptError for messages that the template does not
+        take or that do not fit, UsageError for wrong options, and VkmoeError without `llguidance`
+        where the reply is to have a form or must be a call.
+        """
+        call = chat_call(self, messages, sampling, options)
+        for event in self._chat_events(call, streams=False):
+            if isinstance(event, ChatEnd):
+                return event.result
+        raise AssertionError("a chat has no end")
+
+    def chat_stream(
+        self,
+        messages: Messages,
+        sampling: SamplingConfig | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Iterator[ChatEvent]:
+        """Reply to a conversation, event by event; the last one is a ChatEnd with the whole reply.
+
+        Content and Thought have texts, ToolCallBegin, ToolCallArguments and ToolCallEnd calls of
+        tools. Options are those of `chat`, `progress` is that of `stream`. Raises what `chat`
+        raises: wrong options and messages now, errors of the model later.
+        """
+        check_kind("progress", progress, Callable | None, "give a function of two numbers")
+        call = chat_call(self, messages, sampling, options)
+        return self._chat_events(call, streams=True, progress=progress)
+
     def forget(self) -> None:
         """Empty the KV cache, so that nothing of earlier prompts is used again."""
         with self._turns.taken() as scheduler:
             scheduler.regions.forget()
+
+    # ----- texts and tokens -----
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Turn a text into token ids, as `generate` does.
+
+        `add_special`: with the tokens that begin and end every text of this model. `parse_special`:
+        control tokens that the text spells out count as such. Raises PromptError for a text that
+        the vocabulary cannot spell.
+        """
+        check_text("text", text)
+        return self.tokenizer.encode(text, add_special, parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Turn token ids into a text; bytes that are no UTF-8 become the replacement character.
+
+        Raises PromptError for what are no ids of this model's tokenizer.
+        """
+        ids, n_vocab = token_ids(tokens), self.tokenizer.n_vocab
+        if bad := [token for token in ids if not 0 <= token < n_vocab]:
+            raise PromptError(
+                f"token id {bad[0]} is not one of the tokenizer's {n_vocab}",
+                "use ids of this model's tokenizer",
+            )
+        return self.tokenizer.decode(ids)
+
+    def apply_template(self, messages: Messages, **options: Unpack[TemplateOptions]) -> str:
+        """Write a conversation as the text of a prompt, by the model's chat template.
+
+        Raises PromptError for messages that the template does not take, UsageError for options.
+        """
+        return template_text(self, messages, options)
 
     # ----- tokens that are given -----
 
@@ -345,7 +413,7 @@ class LLM(Closing):
         return prompt_tokens(prompt, self.tokenizer, self.spec, self.engine.ctx_size)
 
     def _requests(
-        self, prompts: Sequence[Any], sampling: SamplingConfig | None, options: dict[str, Any]
+        self, prompts: Sequence[Any], sampling: SamplingConfig | None, options: RequestOptions
     ) -> list[Request]:
         """Check each prompt that is not a Request yet. Raises what `request` raises."""
         check_prompts(prompts)
@@ -354,15 +422,39 @@ class LLM(Closing):
             for prompt in prompts
         ]
 
-    def _pieces(
+    def _watched(
         self, request: Request, progress: Callable[[int, int], None] | None
-    ) -> Iterator[Piece]:
+    ) -> Generator[News, None, None]:
+        """Generate a reply, with `progress` called while its prompt is read."""
         with closing(self._run([request])) as news:
-            for _, generation, pieces, _ in news:
+            for each in news:
+                generation = each.generation
                 if progress is not None:
                     progress(generation.n_read, generation.n_prompt)
                     progress = None if generation.n_read == generation.n_prompt else progress
-                yield from pieces
+                yield each
+
+    def _pieces(
+        self, request: Request, progress: Callable[[int, int], None] | None
+    ) -> Iterator[Piece]:
+        with closing(self._watched(request, progress)) as news:
+            for each in news:
+                yield from each.pieces
+
+    def _chat_events(
+        self,
+        call: ChatCall,
+        streams: bool,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[ChatEvent]:
+        reader: ChatReader | None = None
+        with closing(self._watched(call.request, progress)) as news:
+            for _, generation, pieces, are_last in news:
+                reader = reader or call.reader(generation, streams)
+                yield from reader.feed(pieces)
+                if are_last and generation.error is None:
+                    yield from reader.finish()
+                    yield ChatEnd(reader.result(self.load_seconds))
 
     def _pieces_of_all(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
         with closing(self._run(requests)) as news:

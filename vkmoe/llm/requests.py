@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
 from vkmoe.facts import ModelSpec
-from vkmoe.generate.checks import check_kind, shortened, token_ids
+from vkmoe.generate.checks import check_kind, check_names, shortened, token_ids
 from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.loop import Request
 from vkmoe.generate.text.tokenizer import Tokenizer
@@ -26,10 +26,7 @@ def with_options(kind: type[Config], config: Config | None, options: dict[str, A
         raise UsageError(
             f"{shortened(config)} is no {kind.__name__}", "give options by their names"
         )
-    if unknown := sorted(set(options) - known):
-        raise UsageError(
-            f"unknown option {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
-        )
+    check_names(options, known)
     return replace(config or kind(), **options)
 
 

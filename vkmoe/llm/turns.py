@@ -42,7 +42,7 @@ class Turns:
     def check_open(self) -> None:
         """Raise UsageError once the model is closed."""
         if self._is_closed:
-            raise _closed()
+            raise model_closed()
 
     @contextmanager
     def taken(self) -> Iterator[Scheduler]:
@@ -56,7 +56,7 @@ class Turns:
         """Do as `taken`, with every reply ended and no turn after this one."""
         with self._held():
             self._is_closed = True
-            self._scheduler.end_all(_closed())
+            self._scheduler.end_all(model_closed())
             yield
 
     @contextmanager
@@ -142,5 +142,6 @@ class Turns:
                     self._settle()
 
 
-def _closed() -> UsageError:
+def model_closed() -> UsageError:
+    """Say that a call came too late."""
     return UsageError("the model is closed", "load it again, or close it after its last use")

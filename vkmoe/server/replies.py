@@ -6,7 +6,7 @@ Nothing here knows the form in which a reply is sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -44,14 +44,14 @@ class Reply(FollowedReply):
         self._n_tokens = 0  # that were seen
         super().__init__(engine, request)
 
-    async def news(self, patience: float | None = None) -> AsyncIterator[News]:
+    async def news(self, patience: float | None = None) -> AsyncGenerator[News, None]:
         """Yield what is new until the reply has ended; after `patience` seconds without any, that.
 
         Raises ApiError for a reply that failed, or took too long.
         """
         generation = self.generation
         try:
-            async with aclosing(super().news(patience)) as found:  # type: ignore[type-var]
+            async with aclosing(super().news(patience)) as found:
                 async for each in found:
                     self._count()
                     yield each
@@ -122,7 +122,7 @@ async def merged(
     while a client reads slowly is joined; the news of several wait one by one.
     """
     if len(replies) == 1:
-        async with aclosing(replies[0].news(patience)) as news:  # type: ignore[type-var]
+        async with aclosing(replies[0].news(patience)) as news:
             async for each in news:
                 yield 0, each
         return

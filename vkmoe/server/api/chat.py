@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from vkmoe.generate.chat.collected import Collected, collected
 from vkmoe.generate.chat.conversation import Conversation, names_of_effort, taken_name
 from vkmoe.generate.chat.messages import given_message
 from vkmoe.generate.loop import Piece
@@ -167,21 +168,13 @@ def _delta(found: ReplyEvent) -> dict[str, Any] | None:
     return None
 
 
-def _message(events: Sequence[ReplyEvent]) -> dict[str, Any]:
-    content = "".join(each.text for each in events if isinstance(each, Content))
-    thought = "".join(each.text for each in events if isinstance(each, Thought))
-    calls: dict[int, dict[str, Any]] = {}
-    for each in events:
-        if isinstance(each, ToolCallBegin):
-            function = {"name": each.name, "arguments": ""}
-            calls[each.index] = {"id": each.id, "type": "function", "function": function}
-        elif isinstance(each, ToolCallArguments):
-            calls[each.index]["function"]["arguments"] += each.text
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if thought:
-        message |= {"reasoning_content": thought, "reasoning": thought}
-    if calls:
-        message |= {"content": content or None, "tool_calls": list(calls.values())}
+def _message(found: Collected) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": found.content}
+    if found.thoughts:
+        message |= {"reasoning_content": found.thoughts, "reasoning": found.thoughts}
+    if found.calls:
+        calls = [call.given for call in found.calls]
+        message |= {"content": found.content or None, "tool_calls": calls}
     return message
 
 
@@ -203,7 +196,7 @@ class _Answer(Choices):
 
     def _whole(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         text = self._texts[index]
-        message = _message([*text.feed(pieces), *text.finish()])
+        message = _message(collected([*text.feed(pieces), *text.finish()]))
         if "tool_calls" in message:
             self._calls.add(index)
         choice = {"index": index, "message": message, "finish_reason": self._reason(index)}

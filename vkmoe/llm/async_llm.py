@@ -1,0 +1,305 @@
+"""This module has the public class `AsyncLLM`: what `LLM` does, for programs with an event loop.
+
+The model runs on a thread of its own (engine_thread.py). What takes long beside it, such as
+encoding a text, is done on other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from numbers import Real
+from pathlib import Path
+from typing import Any, Self, TypeVar, Unpack, overload
+
+from vkmoe.config import EngineConfig, SamplingConfig
+from vkmoe.errors import UsageError, VkmoeError
+from vkmoe.experts.records.report import ExpertReport
+from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
+from vkmoe.generate.checks import check_kind, check_path, check_prompts
+from vkmoe.generate.constraint import Constraints
+from vkmoe.generate.loop import Piece, Request
+from vkmoe.llm.chats import ChatCall, chat_call
+from vkmoe.llm.engine_thread import EngineThread
+from vkmoe.llm.following import FollowedReply
+from vkmoe.llm.llm import LLM
+from vkmoe.llm.messages import Messages
+from vkmoe.llm.options import ChatOptions, RequestOptions, TemplateOptions
+from vkmoe.llm.requests import Prompt, Prompts, with_options
+from vkmoe.llm.results import ChatEnd, ChatEvent, ChatResult, GenerationResult, result_of
+from vkmoe.llm.turns import model_closed
+from vkmoe.weights.placer import Progress
+
+Result = TypeVar("Result")
+
+log = logging.getLogger("vkmoe")
+
+
+class AsyncLLM:
+    """Runs a language model for programs with an event loop, which is never held up.
+
+        async with AsyncLLM("model.gguf", parallel=4) as llm:
+            replies = await asyncio.gather(*(llm.generate(each) for each in prompts))
+
+    Calls that are made while others wait run together with them, as many as `parallel` allows, and
+    each reply is the one of a call made alone. Where a task is cancelled, its reply ends at the
+    next step of the model. Methods, options, results and errors are those of `LLM`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        config: EngineConfig | None = None,
+        *,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """Check the options; `load`, or `async with`, loads the model.
+
+        `progress(done, total)` is called on the event loop, with bytes while the weights load.
+        Raises UsageError.
+        """
+        check_path("model", model)
+        check_kind("progress", progress, Callable | None, "give a function of two numbers")
+        self._config = with_options(EngineConfig, config, options)
+        self._model, self._progress = model, progress
+        self._engine: EngineThread | None = None
+        self._is_closed = False
+
+    async def load(self) -> None:
+        """Load the model; does nothing where that was done. Raises what `LLM` raises."""
+        if self._is_closed:
+            raise model_closed()
+        if self._engine is None:
+            self._engine = self._started(asyncio.get_running_loop())
+            weakref.finalize(self, self._engine.end)
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._engine.first))
+        except BaseException:
+            self._engine.end()
+            raise
+
+    def _started(self, loop: asyncio.AbstractEventLoop) -> EngineThread:
+        """Begin to load the model, by a function that does not keep this object alive."""
+        model, config, progress = self._model, self._config, self._progress
+
+        def loaded(done: int, total: int) -> None:
+            engine.loaded(done, total)
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, done, total)
+
+        def load() -> LLM:
+            return LLM(model, config, progress=loaded)
+
+        engine = EngineThread(load, max_queue=None, restarts=0, prepares_forms=False)
+        engine.start()
+        return engine
+
+    async def close(self) -> None:
+        """End all replies, write what options ask for, and free the device; waits for that.
+
+        Replies that are not finished raise UsageError where they are waited for. May be called
+        twice. Raises VkmoeError if a file cannot be written.
+        """
+        self._is_closed = True
+        engine = self._engine
+        if engine is None:
+            return
+        was_ready = engine.state == "ready"
+        engine.end()
+        engine.cancel_all()
+        await asyncio.shield(asyncio.to_thread(engine.join))
+        if was_ready and engine.error is not None:
+            raise engine.error
+
+    async def __aenter__(self) -> Self:
+        await self.load()
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            await self.close()
+        except VkmoeError as second:
+            if error is None:
+                raise
+            log.warning("%s", second)
+
+    # ----- facts -----
+
+    @property
+    def _llm(self) -> LLM:
+        """Return the model. Raises UsageError before it is loaded, and once it is closed."""
+        if self._is_closed:
+            raise model_closed()
+        if self._engine is None or self._engine.state == "loading":
+            raise UsageError("the model is not loaded", "use `async with`, or await `load` first")
+        return self._engine.llm
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._llm.spec
+
+    @property
+    def plan(self) -> MemoryPlan:
+        return self._llm.plan
+
+    @property
+    def device_info(self) -> DeviceInfo:
+        return self._llm.device_info
+
+    @property
+    def constraints(self) -> Constraints:
+        """Return the maker of constraints for this model."""
+        return self._llm.constraints
+
+    async def expert_statistics(self) -> ExpertReport:
+        """Report how often device memory served the experts' uses since the model was loaded."""
+        assert self._llm is not None and self._engine is not None
+        return await asyncio.wrap_future(self._engine.between(lambda llm: llm.expert_statistics))
+
+    # ----- generation -----
+
+    @overload
+    async def generate(
+        self,
+        prompt: Prompt | Request,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: Prompts,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[GenerationResult]: ...
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult | list[GenerationResult]:
+        """Generate a whole reply, or those to a list of prompts together, in its order."""
+        if not (isinstance(prompt, list) and prompt and not isinstance(prompt[0], Real)):
+            return await self._result(await self._request(prompt, sampling, options))
+        check_prompts(prompt)
+        requests = [await self._request(each, sampling, options) for each in prompt]
+        return await _together([self._result(request) for request in requests])
+
+    async def stream(
+        self,
+        prompt: Prompt | Request,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[Piece, None]:
+        """Generate token by token. Raises what is wrong with the first piece."""
+        reply = self._begun(await self._request(prompt, sampling, options))
+        async with aclosing(reply.news()) as news:
+            async for each in news:
+                for piece in each.pieces:
+                    yield piece
+        _check_whole(reply)
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> ChatResult:
+        """Reply to a conversation, by the model's chat template."""
+        llm = self._llm
+        call = await asyncio.to_thread(chat_call, llm, messages, sampling, options)
+        async with aclosing(self._chat_events(call, streams=False)) as events:
+            async for event in events:
+                if isinstance(event, ChatEnd):
+                    return event.result
+        raise AssertionError("a chat has no end")
+
+    async def chat_stream(
+        self,
+        messages: Messages,
+        sampling: SamplingConfig | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Reply to a conversation, event by event; the last one is a ChatEnd with all of it."""
+        llm = self._llm
+        call = await asyncio.to_thread(chat_call, llm, messages, sampling, options)
+        async with aclosing(self._chat_events(call, streams=True)) as events:
+            async for event in events:
+                yield event
+
+    # ----- texts and tokens -----
+
+    async def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Turn a text into token ids, as `generate` does."""
+        llm = self._llm
+        return await asyncio.to_thread(
+            lambda: llm.tokenize(text, add_special=add_special, parse_special=parse_special)
+        )
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """Turn token ids into a text."""
+        return await asyncio.to_thread(self._llm.detokenize, tokens)
+
+    async def apply_template(self, messages: Messages, **options: Unpack[TemplateOptions]) -> str:
+        """Write a conversation as the text of a prompt, by the model's chat template."""
+        llm = self._llm
+        return await asyncio.to_thread(lambda: llm.apply_template(messages, **options))
+
+    # ----- inside -----
+
+    async def _request(
+        self, prompt: Any, sampling: SamplingConfig | None, options: RequestOptions
+    ) -> Request:
+        llm = self._llm
+        if isinstance(prompt, Request):
+            return prompt
+        return await asyncio.to_thread(lambda: llm.request(prompt, sampling, **options))
+
+    def _begun(self, request: Request) -> FollowedReply:
+        assert self._llm is not None and self._engine is not None
+        return FollowedReply(self._engine, request)
+
+    async def _result(self, request: Request) -> GenerationResult:
+        reply, pieces = self._begun(request), list[Piece]()
+        async with aclosing(reply.news()) as news:
+            async for each in news:
+                pieces += each.pieces
+        _check_whole(reply)
+        return result_of(reply.generation, pieces, self._llm.load_seconds)
+
+    async def _chat_events(self, call: ChatCall, streams: bool) -> AsyncGenerator[ChatEvent, None]:
+        reply = self._begun(call.request)
+        reader = call.reader(reply.generation, streams)
+        async with aclosing(reply.news()) as news:
+            async for each in news:
+                for event in reader.feed(each.pieces):
+                    yield event
+        _check_whole(reply)
+        for event in reader.finish():
+            yield event
+        yield ChatEnd(reader.result(self._llm.load_seconds))
+
+
+def _check_whole(reply: FollowedReply) -> None:
+    """Raise UsageError for a reply that ended because the model is being closed."""
+    if reply.generation.finish_reason == "interrupt":
+        raise model_closed()
+
+
+async def _together(work: Sequence[Awaitable[Result]]) -> list[Result]:
+    """Wait for all of these; where one fails, or this is cancelled, the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
