@@ -10,7 +10,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -76,8 +76,12 @@ class AsyncLLM:
         if self._engine is None:
             self._engine = self._started(asyncio.get_running_loop())
             weakref.finalize(self, self._engine.end)
+        is_there = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._engine.first.add_done_callback(lambda _: _call_soon(loop, is_there.set))
         try:
-            await asyncio.shield(asyncio.wrap_future(self._engine.first))
+            await is_there.wait()
+            self._engine.first.result()
         except BaseException:
             self._engine.end()
             raise
@@ -89,7 +93,7 @@ class AsyncLLM:
         def loaded(done: int, total: int) -> None:
             engine.loaded(done, total)
             if progress is not None:
-                loop.call_soon_threadsafe(progress, done, total)
+                _call_soon(loop, progress, done, total)
 
         def load() -> LLM:
             return LLM(model, config, progress=loaded)
@@ -286,6 +290,14 @@ class AsyncLLM:
         for event in reader.finish():
             yield event
         yield ChatEnd(reader.result(self._llm.load_seconds))
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any
+) -> None:
+    """Call a function on an event loop, from any thread; not at all where that is closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *args)
 
 
 def _check_whole(reply: FollowedReply) -> None:

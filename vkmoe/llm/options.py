@@ -1,6 +1,6 @@
 """This module names the options of calls, as types of their keyword arguments.
 
-What they mean for tokens is said by SamplingConfig (vkmoe/config.py).
+SamplingConfig (vkmoe/config.py) says what those of sampling mean.
 """
 
 from __future__ import annotations
