@@ -171,14 +171,14 @@ def test_a_task_that_is_cancelled_ends_its_replies_at_the_next_step(form: str) -
 
 def test_a_wrong_call_is_named_and_ends_no_other() -> None:
     async def work(llm: AsyncLLM) -> None:
-        unknown: Any = {"temp": 1}
+        unknown: Any = {"tempo": 1}
         calls: list[tuple[Coroutine[Any, Any, Any], str]] = [
             (llm.generate(""), "the prompt is empty"),
-            (llm.generate("a", **{"top": 1}), "unknown option top"),
+            (llm.generate("a", **unknown), "unknown option tempo"),
             (llm.generate([PROMPTS[0], ""]), "the prompt is empty"),
             (llm.chat([]), "empty list"),
             (anext(llm.stream("a " * 5000)), "the context holds 1024"),
-            (llm.apply_template(ASK, **unknown), "unknown option temp"),
+            (llm.apply_template(ASK, **unknown), "unknown option tempo"),
         ]
         other = asyncio.ensure_future(llm.generate("a", **OPTIONS))
         for call, words in calls:
