@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from vkmoe.generate.chat.collected import ToolCall
@@ -15,13 +15,18 @@ from vkmoe.llm.messages import AssistantMessage, MadeCall
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """Holds a whole reply; `logprobs` has an entry for each token if `n_logprobs` asked for it."""
+    """Holds a whole reply.
+
+    `logprobs` has an entry for each of its tokens if `n_logprobs` asked for it, `prompt_logprobs`
+    for each of the prompt's but the first if `scores_prompt` did, too.
+    """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
     statistics: GenerationStatistics
     logprobs: list[LogProbs]
+    prompt_logprobs: list[LogProbs] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,12 @@ def result_of(
     token_ids = [piece.token_id for piece in pieces if piece.token_id >= 0]
     text = "".join(piece.text for piece in pieces)
     return GenerationResult(
-        text, token_ids, statistics.finish_reason, statistics, logprobs_of(pieces)
+        text,
+        token_ids,
+        statistics.finish_reason,
+        statistics,
+        logprobs_of(pieces),
+        list(generation.prompt_logprobs),
     )
 
 
