@@ -46,7 +46,8 @@ class AsyncLLM:
 
     Calls that are made while others wait run together with them, as many as `parallel` allows, and
     each reply is the one of a call made alone. Where a task is cancelled, its reply ends at the
-    next step of the model. Methods, options, results and errors are those of `LLM`.
+    next step of the model. Methods, options, results and errors are those of `LLM`, which alone
+    computes `logits` and `perplexity`.
     """
 
     def __init__(
@@ -144,14 +145,17 @@ class AsyncLLM:
 
     @property
     def spec(self) -> ModelSpec:
+        """Return what the model's file says of it: sizes, layers, experts."""
         return self._llm.spec
 
     @property
     def plan(self) -> MemoryPlan:
+        """Return where everything lies, and how experts are served."""
         return self._llm.plan
 
     @property
     def device_info(self) -> DeviceInfo:
+        """Return the name and the memory of the device."""
         return self._llm.device_info
 
     @property

@@ -68,9 +68,10 @@ class LLM(Closing):
             print(llm.generate("def fib(n):", max_tokens=64).text)
 
     Without a model the small demo model is used. Options are those of `EngineConfig`. Any thread
-    may call it: calls take turns between two runs of the model, and a reply is the same whatever
-    else is generated. Raises VkmoeError and its subclasses only, each with a hint; and
-    KeyboardInterrupt, after which it may be used as before.
+    may call it: replies that are asked for while others are generated run together with them, as
+    many as `parallel` allows, and each is the one of a call made alone. `load_seconds` is how long
+    loading took, `last_statistics` what the last reply took. Raises VkmoeError and its subclasses
+    only, each with a hint; and KeyboardInterrupt, after which it may be used as before.
     """
 
     def __init__(
@@ -117,14 +118,17 @@ class LLM(Closing):
 
     @property
     def spec(self) -> ModelSpec:
+        """Return what the model's file says of it: sizes, layers, experts."""
         return self.engine.spec
 
     @property
     def plan(self) -> MemoryPlan:
+        """Return where everything lies, and how experts are served."""
         return self.engine.plan
 
     @property
     def device_info(self) -> DeviceInfo:
+        """Return the name and the memory of the device."""
         return self.engine.device.info
 
     @property

@@ -15,7 +15,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Names the fields of SamplingConfig."""
+    """Names the fields of `SamplingConfig`, one of which may be given as a whole (`sampling`)."""
 
     temp: float
     top_k: int
