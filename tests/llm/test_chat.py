@@ -51,7 +51,7 @@ REQUESTS: dict[str, Any] = {
     "named": {**TOOLS, "tool_choice": NAMED},
     "forbidden": {**TOOLS, "tool_choice": "none", "max_tokens": 8},
     "earlier calls": {"messages": CALLED, **TOOLS, "max_tokens": 8},
-    "cut call": {**TOOLS, "tool_choice": "required", "max_tokens": 12},
+    "cut call": {**TOOLS, "tool_choice": "required", "max_tokens": 28},
     "schema": {"response_format": FORMAT, "max_tokens": 100},
     "object": {"json_schema": {"enum": [[1, 2], "x"]}, "max_tokens": 30},
     "grammar": {"grammar": 'root ::= "a" | "b"'},
@@ -133,6 +133,8 @@ def test_events_come_as_the_server_streams_them_and_end_with_the_reply(
     whole = llm.chat(body["messages"], **options_of(body))
     assert (end.result.content, end.result.thoughts) == (whole.content, whole.thoughts)
     assert calls_of(end.result) == calls_of(whole) and end.result.finish_reason != "interrupt"
+    if name == "cut call":  # amid its arguments
+        assert any(isinstance(each, ToolCallArguments) for each in events) and not whole.tool_calls
 
 
 def _deltas(served: Served, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -157,6 +159,16 @@ def _delta(event: ChatEvent) -> tuple[str, str] | None:
     if isinstance(event, ToolCallBegin):
         return "call", event.name
     return ("call", event.text) if isinstance(event, ToolCallArguments) else None
+
+
+def test_sampling_may_be_given_as_one_object(llm: LLM) -> None:
+    """Options by name change it."""
+    likeliest = llm.chat(ASK, temp=0, max_tokens=20).content
+    assert llm.chat(ASK, SamplingConfig(temp=0), max_tokens=20).content == likeliest
+    asked = SamplingConfig(temp=1.5, seed=4)
+    by_names = llm.chat(ASK, temp=1.5, seed=4, max_tokens=20).content
+    assert llm.chat(ASK, asked, max_tokens=20).content == by_names != likeliest
+    assert llm.chat(ASK, asked, temp=0, max_tokens=20).content == likeliest
 
 
 def test_a_template_is_applied_as_by_the_server(served: Served, llm: LLM) -> None:
