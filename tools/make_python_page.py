@@ -64,6 +64,7 @@ ALIASES = {
     options: ("Effort",),
     placer: ("Progress",),
 }
+NOT_SHOWN = ("scheduler", "chat_format")  # for vkmoe's own threads and server
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -122,7 +123,7 @@ def methods(kind: type) -> Iterator[str]:
         is_property = decorators(node) & {"property", "cached_property"}
         if node.name == "__init__":
             yield from _method(f"{kind.__name__}()", [signature(kind.__name__, node)], node)
-        elif node.name.startswith("_"):
+        elif node.name.startswith("_") or node.name in NOT_SHOWN:
             continue
         elif is_property:
             returns = f": {ast.unparse(node.returns)}" if node.returns else ""

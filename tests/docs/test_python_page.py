@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import vkmoe
-from tools.make_python_page import PAGE, page
+from tools.make_python_page import NOT_SHOWN, PAGE, page
 from vkmoe.llm import LLM
 
 
@@ -16,6 +16,6 @@ def test_every_public_name_and_method_is_on_the_page() -> None:
     text = page()
     for name in vkmoe.__all__:
         assert f"`{name}" in text or f"## {name}\n" in text or f"\n{name} = " in text, name
-    for name in vars(LLM):
+    for name in vars(LLM).keys() - {*NOT_SHOWN}:
         assert name.startswith("_") or f"### `LLM.{name}`" in text, name
     assert "await generate(" in text and "list[GenerationResult]" in text

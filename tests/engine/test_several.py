@@ -108,11 +108,11 @@ def test_drafts_do_not_change_the_text(llm: LLM, draft: Any, options: dict[str, 
     llm.forget()
     wanted = llm.generate(prompt, max_tokens=30, ignore_eos=True, **options)
     llm.forget()
-    before, llm.scheduler = llm.scheduler, Scheduler(llm.runner, draft)
+    before, llm._turns.scheduler = llm.scheduler, Scheduler(llm.runner, draft)
     try:
         found = llm.generate(prompt, max_tokens=30, ignore_eos=True, **options)
     finally:
-        llm.scheduler = before
+        llm._turns.scheduler = before
     assert found.token_ids == wanted.token_ids
     assert found.statistics.n_prompt_tokens == 20
     assert (found.statistics.n_drafted_tokens > 0) == (draft == "lookup")

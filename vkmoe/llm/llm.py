@@ -109,10 +109,15 @@ class LLM(Closing):
         self._records: RecordKeeper | None = records
         self.runner: BatchRunner = self.engine
         guesses: DraftWay = "mtp" if self.engine.n_guesses else "none"
-        self.scheduler = Scheduler(self.runner, "lookup" if config.draft == "lookup" else guesses)
+        way: DraftWay = "lookup" if config.draft == "lookup" else guesses
+        self._turns = Turns(Scheduler(self.runner, way), self.engine.settle)
         self.load_seconds = time.perf_counter() - started
         self.last_statistics: GenerationStatistics | None = None
-        self._turns = Turns(self.scheduler, self.engine.settle)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Return what decides which replies run next. Must hold: no other thread uses it."""
+        return self._turns.scheduler
 
     # ----- facts -----
 

@@ -34,7 +34,7 @@ class Turns:
 
     def __init__(self, scheduler: Scheduler, settle: Callable[[], None]) -> None:
         """Begin without a call. `settle` is called when no reply is under way any more."""
-        self._scheduler, self._settle = scheduler, settle
+        self.scheduler, self._settle = scheduler, settle
         self._turn = threading.Lock()  # its holder alone uses engine and scheduler
         self._next = threading.Lock()  # its holder has the turn after this one
         self._is_closed = False
@@ -49,14 +49,14 @@ class Turns:
         """Keep other threads from engine and scheduler. Raises UsageError once this is closed."""
         with self._held():
             self.check_open()
-            yield self._scheduler
+            yield self.scheduler
 
     @contextmanager
     def closing(self) -> Iterator[None]:
         """Do as `taken`, with every reply ended and no turn after this one."""
         with self._held():
             self._is_closed = True
-            self._scheduler.end_all(model_closed())
+            self.scheduler.end_all(model_closed())
             yield
 
     @contextmanager
@@ -136,8 +136,8 @@ class Turns:
         with at_checkpoints(), self._turn:
             if self._is_closed:
                 return
-            self._scheduler.sweep()
-            if not self._scheduler.has_work:
+            self.scheduler.sweep()
+            if not self.scheduler.has_work:
                 with suppress(GpuError):  # an error of the generation is the one to raise
                     self._settle()
 
