@@ -31,6 +31,7 @@ DEVICE = DeviceInfo(
 
 
 class FakeSpec(NamedTuple):
+    context_length: int = 1024
     name: str = "fake model"
 
 
