@@ -12,7 +12,6 @@ from tests.server.conftest import Served, serving
 from tests.server.test_clients import TEMPLATE, TOOL, WEATHER
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError, VkmoeError
-from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.generate.tools import Content, Thought, ToolCallArguments, ToolCallBegin
 from vkmoe.llm import LLM
 from vkmoe.llm.options import SamplingOptions
@@ -63,14 +62,14 @@ REQUESTS: dict[str, Any] = {
         "max_tokens": 8,
     },
 }
-THINKING = "{% if thinks or enable_thinking %}<think>{% endif %}"  # opens a thought at the end
+# Opens a thought at the end.
+THINKING = "{% if thinks or (enable_thinking is defined and enable_thinking) %}<think>{% endif %}"
 NOT_OURS = {"temperature": "temp", "top_logprobs": "n_logprobs"}
 
 
 def with_template() -> LLM:
-    llm = LLM(None, EngineConfig(ctx_size=1024, parallel=2))
-    llm.__dict__["chat_template"] = ChatTemplate(f"{TEMPLATE}{THINKING}{{# </think> #}}")
-    return llm
+    template = f"{TEMPLATE}{THINKING}{{# </think> #}}"
+    return LLM(None, EngineConfig(ctx_size=1024, parallel=2), chat_template=template)
 
 
 @pytest.fixture(scope="module")
