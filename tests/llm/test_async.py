@@ -125,6 +125,13 @@ def test_streams_and_chats_are_those_of_the_plain_class(plain: LLM, alone: list[
     running(work)
 
 
+def test_a_template_in_place_of_the_models_is_used() -> None:
+    async def work(llm: AsyncLLM) -> None:
+        assert await llm.apply_template(ASK) == "def main():!"
+
+    running(work, chat_template="{{ messages[0].content }}!")
+
+
 def test_the_loop_is_free_while_the_model_runs() -> None:
     async def work(llm: AsyncLLM) -> None:
         model_of(llm).scheduler.after_run = lambda *_: time.sleep(0.02)
@@ -220,7 +227,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
                 async with llm:
                     raise AssertionError("there is no model")
             await llm.close()
-        wrong: Any = ({"context": 5}, {"ctx_size": 0}, {"progress": 5}, {"model": 5})
+        wrong: Any = ({"context": 5}, {"ctx_size": 0}, {"progress": 5}, {"chat_template": 5})
         for options in wrong:
             with pytest.raises(UsageError):
                 AsyncLLM(**options)

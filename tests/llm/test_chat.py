@@ -37,6 +37,7 @@ CALLED: Any = [
     },
     {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
 ]
+BEGUN: Any = {"role": "assistant", "content": "    x = "}
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 TOOLS: Any = {"tools": [TOOL], "max_tokens": 300}
@@ -56,14 +57,15 @@ REQUESTS: dict[str, Any] = {
     "grammar": {"grammar": 'root ::= "a" | "b"'},
     "thoughts": {"chat_template_kwargs": {"thinks": True}, "max_tokens": 8},
     "effort": {"reasoning_effort": "high", "max_tokens": 8},
-    "going on": {
-        "messages": [*ASK, {"role": "assistant", "content": "    x = "}],
-        "continue_final_message": True,
+    "going on": {"messages": [*ASK, BEGUN], "max_tokens": 8},
+    "not going on": {
+        "messages": [*ASK, BEGUN],
+        "continue_final_message": False,
         "max_tokens": 8,
     },
 }
-# Opens a thought at the end.
-THINKING = "{% if thinks or (enable_thinking is defined and enable_thinking) %}<think>{% endif %}"
+# The end of a prompt: what it says of the effort, and a thought that it opens.
+THINKING = "{{ reasoning_effort }}{% if thinks %}<think>{% endif %}"
 NOT_OURS = {"temperature": "temp", "top_logprobs": "n_logprobs"}
 
 
@@ -204,6 +206,7 @@ def test_a_chat_goes_on_with_the_message_of_a_result(llm: LLM) -> None:
         (ASK, {"choice": []}, "choice is"),
         (ASK, {"chat_template_kwargs": {"tools": []}}, "must not set 'tools'"),
         (ASK, {"continue_final_message": True}, "no text of the assistant"),
+        ([*ASK, BEGUN, BEGUN], {}, "both the assistant's"),
         (ASK, {"max_tokens": -1}, "max_tokens is -1"),
         ([{"role": "user", "content": "a " * 3000}], {}, "the context holds 1024"),
     ],

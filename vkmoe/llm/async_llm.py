@@ -55,18 +55,19 @@ class AsyncLLM:
         model: str | Path | None = None,
         config: EngineConfig | None = None,
         *,
+        chat_template: str | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """Check the options; `load`, or `async with`, loads the model.
+        """Check the options, which are those of `LLM`; `load`, or `async with`, loads the model.
 
-        `progress(done, total)` is called on the event loop, with bytes while the weights load.
-        Raises UsageError.
+        `progress(done, total)` is called on the event loop. Raises UsageError.
         """
         check_path("model", model)
+        check_kind("chat_template", chat_template, str | None, "give a text")
         check_kind("progress", progress, Callable | None, "give a function of two numbers")
         self._config = with_options(EngineConfig, config, options)
-        self._model, self._progress = model, progress
+        self._model, self._template, self._progress = model, chat_template, progress
         self._engine: EngineThread | None = None
         self._is_closed = False
 
@@ -89,7 +90,8 @@ class AsyncLLM:
 
     def _started(self, loop: asyncio.AbstractEventLoop) -> EngineThread:
         """Begin to load the model, by a function that does not keep this object alive."""
-        model, config, progress = self._model, self._config, self._progress
+        model, config, template = self._model, self._config, self._template
+        progress = self._progress
 
         def loaded(done: int, total: int) -> None:
             engine.loaded(done, total)
@@ -97,7 +99,7 @@ class AsyncLLM:
                 _call_soon(loop, progress, done, total)
 
         def load() -> LLM:
-            return LLM(model, config, progress=loaded)
+            return LLM(model, config, chat_template=template, progress=loaded)
 
         engine = EngineThread(load, max_queue=None, restarts=0, prepares_forms=False)
         engine.start()
@@ -220,8 +222,7 @@ class AsyncLLM:
         **options: Unpack[ChatOptions],
     ) -> ChatResult:
         """Reply to a conversation, by the model's chat template."""
-        llm = self._llm
-        call = await asyncio.to_thread(chat_call, llm, messages, sampling, options)
+        call = await self._off_loop(lambda llm: chat_call(llm, messages, sampling, options))
         async with aclosing(self._chat_events(call, streams=False)) as events:
             async for event in events:
                 if isinstance(event, ChatEnd):
@@ -235,8 +236,7 @@ class AsyncLLM:
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[ChatEvent, None]:
         """Reply to a conversation, event by event; the last one is a ChatEnd with all of it."""
-        llm = self._llm
-        call = await asyncio.to_thread(chat_call, llm, messages, sampling, options)
+        call = await self._off_loop(lambda llm: chat_call(llm, messages, sampling, options))
         async with aclosing(self._chat_events(call, streams=True)) as events:
             async for event in events:
                 yield event
@@ -247,29 +247,34 @@ class AsyncLLM:
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
         """Turn a text into token ids, as `generate` does."""
-        llm = self._llm
-        return await asyncio.to_thread(
-            lambda: llm.tokenize(text, add_special=add_special, parse_special=parse_special)
-        )
+        options = {"add_special": add_special, "parse_special": parse_special}
+        return await self._off_loop(lambda llm: llm.tokenize(text, **options))
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """Turn token ids into a text."""
-        return await asyncio.to_thread(self._llm.detokenize, tokens)
+        return await self._off_loop(lambda llm: llm.detokenize(tokens))
 
     async def apply_template(self, messages: Messages, **options: Unpack[TemplateOptions]) -> str:
         """Write a conversation as the text of a prompt, by the model's chat template."""
-        llm = self._llm
-        return await asyncio.to_thread(lambda: llm.apply_template(messages, **options))
+        return await self._off_loop(lambda llm: llm.apply_template(messages, **options))
 
     # ----- inside -----
 
     async def _request(
         self, prompt: Any, sampling: SamplingConfig | None, options: RequestOptions
     ) -> Request:
-        llm = self._llm
         if isinstance(prompt, Request):
             return prompt
-        return await asyncio.to_thread(lambda: llm.request(prompt, sampling, **options))
+        return await self._off_loop(lambda llm: llm.request(prompt, sampling, **options))
+
+    async def _off_loop(self, work: Callable[[LLM], Result]) -> Result:
+        """Do what may take long on another thread."""
+        llm = self._llm
+        try:
+            return await asyncio.to_thread(work, llm)
+        except UsageError:
+            _ = self._llm  # says why, where the model was lost or closed meanwhile
+            raise
 
     def _begun(self, request: Request) -> FollowedReply:
         assert self._llm is not None and self._engine is not None
@@ -277,15 +282,16 @@ class AsyncLLM:
 
     async def _result(self, request: Request) -> GenerationResult:
         reply, pieces = self._begun(request), list[Piece]()
+        load_seconds = self._llm.load_seconds
         async with aclosing(reply.news()) as news:
             async for each in news:
                 pieces += each.pieces
         _check_whole(reply)
-        return result_of(reply.generation, pieces, self._llm.load_seconds)
+        return result_of(reply.generation, pieces, load_seconds)
 
     async def _chat_events(self, call: ChatCall, streams: bool) -> AsyncGenerator[ChatEvent, None]:
         reply = self._begun(call.request)
-        reader = call.reader(reply.generation, streams)
+        reader, load_seconds = call.reader(reply.generation, streams), self._llm.load_seconds
         async with aclosing(reply.news()) as news:
             async for each in news:
                 for event in reader.feed(each.pieces):
@@ -293,7 +299,7 @@ class AsyncLLM:
         _check_whole(reply)
         for event in reader.finish():
             yield event
-        yield ChatEnd(reader.result(self._llm.load_seconds))
+        yield ChatEnd(reader.result(load_seconds))
 
 
 def _call_soon(

@@ -17,6 +17,7 @@ from vkmoe.generate.chat.conversation import (
     Conversation,
     ReplyText,
     fault_of_tools,
+    goes_on,
     names_of_effort,
     taken_name,
 )
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from vkmoe.llm.llm import LLM
 
 _FORMS = ("response_format", "json_schema", "regex", "grammar", "choice")
+_ENDS_OF_PROMPT = ("add_generation_prompt", "continue_final_message")
 _SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}  # an example
 
 
@@ -122,24 +124,31 @@ def _conversation(messages: object, options: Mapping[str, Any]) -> Conversation:
             raise PromptError(
                 f"the content of a message is {shortened(message['content'])}", "give a text"
             )
-    for name in ("parallel_tool_calls", "add_generation_prompt", "continue_final_message"):
+    for name in ("parallel_tool_calls", *_ENDS_OF_PROMPT):
         check_kind(name, options.get(name), bool | None, "use True or False")
-    continues = options.get("continue_final_message", False)
-    if continues and options.get("add_generation_prompt"):
-        raise UsageError(
-            "add_generation_prompt and continue_final_message contradict each other",
-            "leave one of them out",
-        )
+    given = [given_message(message) for message in messages]
     return Conversation(
-        [given_message(message) for message in messages],
+        given,
         _names(options),
         _tools(options.get("tools")),
         _tool_choice(options.get("tool_choice")),
         options.get("parallel_tool_calls") is not False,
         _form(options),
         options.get("add_generation_prompt") is not False,
-        bool(continues),
+        _continues(given, options),
     )
+
+
+def _continues(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> bool:
+    """Say whether the reply goes on with the last message."""
+    opens, continues = (options.get(name) for name in _ENDS_OF_PROMPT)
+    if opens and continues:
+        raise UsageError(
+            f"{' and '.join(_ENDS_OF_PROMPT)} contradict each other", "leave one of them out"
+        )
+    if opens is None and continues is None:
+        return goes_on(messages)
+    return bool(continues)
 
 
 def _names(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,15 +83,16 @@ class TemplateOptions(TypedDict, total=False):
     - `reasoning_effort`: how much a model that thinks is to think; "none": not at all.
     - `chat_template_kwargs`: further names for the template, such as {"enable_thinking": False}.
     - `add_generation_prompt`: false: the prompt ends behind the last message.
-    - `continue_final_message`: the reply goes on with the last message, one of the assistant.
+    - `continue_final_message`: whether the reply goes on with the last message; without these two
+      it does with a text of the assistant.
     """
 
     tools: Sequence[Tool] | Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
     reasoning_effort: Effort | None
     chat_template_kwargs: Mapping[str, Any] | None
-    add_generation_prompt: bool
-    continue_final_message: bool
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
 
 
 class ChatOptions(ReplyOptions, TemplateOptions, total=False):

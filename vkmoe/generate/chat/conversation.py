@@ -227,6 +227,17 @@ class ReplyText:
 # ----- what a request says -----
 
 
+def goes_on(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether a reply goes on with the last message, where nothing else is asked.
+
+    It does with a text of the assistant. Raises PromptError where two of those come last.
+    """
+    last = messages[-1]
+    if [message["role"] for message in messages[-2:]] == ["assistant", "assistant"]:
+        raise PromptError("the last two messages are both the assistant's", "join them")
+    return last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")
+
+
 def taken_name(names: Mapping[str, Any]) -> str | None:
     """Return one of these names for the template that it has already; None: it has none."""
     return min(names.keys() & {*RESERVED, "tools"}, default=None)

@@ -9,8 +9,14 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from vkmoe.errors import PromptError
 from vkmoe.generate.chat.collected import Collected, collected
-from vkmoe.generate.chat.conversation import Conversation, names_of_effort, taken_name
+from vkmoe.generate.chat.conversation import (
+    Conversation,
+    goes_on,
+    names_of_effort,
+    taken_name,
+)
 from vkmoe.generate.chat.messages import given_message
 from vkmoe.generate.loop import Piece
 from vkmoe.generate.tools import (
@@ -106,10 +112,14 @@ class ChatFields(FormFields, ChoiceFields):
                 "add_generation_prompt and continue_final_message contradict each other",
                 param="continue_final_message",
             )
-        if continues is None and self.add_generation_prompt is None:
-            continues = prefills and self._may_go_on()
+        messages = [message.given() for message in self.messages]
+        if prefills and continues is None and self.add_generation_prompt is None:
+            try:
+                continues = goes_on(messages)
+            except PromptError as error:
+                raise ApiError(400, str(error), param="messages") from error
         return Conversation(
-            [message.given() for message in self.messages],
+            messages,
             self.names(),
             checked_tools(self.tools or ()),
             choice if isinstance(choice, str) else choice.function.name,
@@ -118,14 +128,6 @@ class ChatFields(FormFields, ChoiceFields):
             self.add_generation_prompt is not False,
             bool(continues),
         )
-
-    def _may_go_on(self) -> bool:
-        """Say whether the last message is a text of the assistant. Raises ApiError for two."""
-        roles = [message.role for message in self.messages[-2:]]
-        if roles == ["assistant", "assistant"]:
-            raise ApiError(400, "the last two messages are both the assistant's", param="messages")
-        last = self.messages[-1]
-        return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 @described(ChatShape, body=ChatFields, media_types=(JSON, EVENTS), statuses=(500, 503))
