@@ -21,7 +21,7 @@ from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Generation, Request
 from vkmoe.llm.llm import LLM
 
-State = Literal["loading", "ready", "failed", "ended"]
+State = Literal["asleep", "loading", "ready", "failed", "ended"]
 Result = TypeVar("Result")
 
 log = logging.getLogger("vkmoe")
@@ -43,13 +43,15 @@ class EngineThread:
         max_queue: int | None,
         restarts: int = 1,
         prepares_forms: bool = True,
+        is_asleep: bool = False,
     ) -> None:
         """Begin with nothing; at most `max_queue` replies wait for their turn, or as many as come.
 
         After a lost device the model is loaded again, up to `restarts` times. `prepares_forms`:
-        the first reply of a given form need not wait for what all forms need.
+        the first reply of a given form need not wait for what all forms need. With `is_asleep` the
+        model is loaded when `wake_up` asks for it, and a failure to load leaves it asleep.
         """
-        self.state: State = "loading"
+        self.state: State = "asleep" if is_asleep else "loading"
         self.error: VkmoeError | None = None  # why it failed
         self.n_restarts = 0
         self.first: Future[LLM] = Future()  # the model, as soon as it is there
@@ -61,6 +63,10 @@ class EngineThread:
         self._calls: deque[tuple[Callable[[LLM], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._is_ending = False
+        self._may_fail = is_asleep
+        self._wants_model = not is_asleep  # or is to sleep, once nothing runs
+        self._waking: list[Future[LLM]] = []  # until the model is there
+        self._dozing: list[Future[None]] = []  # until it is not
         self._thread = threading.Thread(target=self._run, name="engine")
 
     def start(self) -> None:
@@ -78,7 +84,7 @@ class EngineThread:
         llm = self._llm
         if self.state == "ready" and llm is not None:
             return llm
-        if self.state == "loading":
+        if self.state in ("loading", "asleep"):
             raise UnavailableError("Loading model")
         reason = self.error or "it is being closed"
         raise UnavailableError(f"the model is not there: {reason}", seconds=30)
@@ -152,6 +158,32 @@ class EngineThread:
             self._changed.notify_all()
         return future
 
+    def wake_up(self) -> Future[LLM]:
+        """Load the model, unless it is there. The future raises VkmoeError where that fails."""
+        future: Future[LLM] = Future()
+        with self._changed:
+            self._wants_model = True
+            if self.state == "ready" and self._llm is not None:
+                future.set_result(self._llm)
+            elif self._ends or self.state in ("failed", "ended"):
+                future.set_exception(self.error or UnavailableError("the model is being closed"))
+            else:
+                self._waking.append(future)
+            self._changed.notify_all()
+        return future
+
+    def sleep(self) -> Future[None]:
+        """Unload the model once nothing runs; the future is done when its memory is free."""
+        future: Future[None] = Future()
+        with self._changed:
+            self._wants_model = False
+            if self.state == "ready":
+                self._dozing.append(future)
+            else:
+                future.set_result(None)
+            self._changed.notify_all()
+        return future
+
     def end(self) -> None:
         """Take no more requests, and end when those that are there have. Does not wait."""
         self._is_ending = True
@@ -181,7 +213,11 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._serve_once() and self.n_restarts < self._restarts:
+            while self._is_wanted():
+                if not self._serve_once():
+                    continue
+                if self.n_restarts == self._restarts:
+                    break
                 self.n_restarts += 1
                 self.error, self.state = None, "loading"
                 log.warning("the device was lost: loading the model again")
@@ -198,16 +234,44 @@ class EngineThread:
                 self._llm = None
             self._let_go(self.error)
 
+    def _is_wanted(self) -> bool:
+        """Wait until the model is to be loaded; False where the thread is to end instead."""
+        with self._changed:
+            while not (self._wants_model or self._ends):
+                self._changed.wait(WATCH_SECONDS)
+            if self._ends and self.state == "asleep":
+                return False
+            if self.state == "asleep":
+                self.state = "loading"
+        return self.state == "loading"
+
+    def _loaded(self) -> LLM | None:
+        """Load the model. None where it failed, and may be tried again."""
+        try:
+            return self._load()
+        except VkmoeError as error:
+            if not self._may_fail:
+                raise
+            with self._changed:
+                self.state, self._wants_model = "asleep", False
+                waking, self._waking = self._waking, []
+            for future in waking:
+                future.set_exception(error)
+            return None
+
     def _serve_once(self) -> bool:
-        """Load the model and serve it to the end; return whether the device was lost."""
-        llm = self._load()
+        """Load the model, serve it to the end or until it sleeps; return if the device was lost."""
+        llm = self._loaded()
+        if llm is None:
+            return False
         is_lost = False
         preparing = threading.Thread(target=_prepare, args=(llm.constraints,), name="forms")
         try:
             with self._changed:
                 self._llm, self.state = llm, "ready"
-            if not self.first.done():
-                self.first.set_result(llm)
+                waking, self._waking = self._waking, []
+            for future in (*waking, *([] if self.first.done() else [self.first])):
+                future.set_result(llm)
             if self._prepares_forms:
                 preparing.start()
             self._serve(llm)
@@ -217,12 +281,18 @@ class EngineThread:
                 self._llm, self.state, self.error = None, "failed", error
             self._let_go(error)
         finally:
+            n_runs, n_turns = self._n_ran
+            self._n_ran = n_runs + llm.scheduler.n_runs, n_turns + llm.scheduler.n_turns
             try:
                 llm.close()
             except VkmoeError as error:
                 if not is_lost:
                     raise
                 log.warning("%s", error)
+        with self._changed:
+            dozing, self._dozing = self._dozing, []
+        for each in dozing:
+            each.set_result(None)
         return is_lost
 
     def _serve(self, llm: LLM) -> None:
@@ -231,7 +301,11 @@ class EngineThread:
         while True:
             llm.engine.watch_memory()
             with self._changed:
-                if not (self._calls or scheduler.has_work or self._ends):
+                is_idle = not (self._calls or scheduler.has_work)
+                if is_idle and not self._wants_model and not self._ends:
+                    self._llm, self.state = None, "asleep"
+                    return
+                if is_idle and not self._ends:
                     self._changed.wait(WATCH_SECONDS)
             while self._calls:
                 _answer(*self._calls.popleft(), llm)
@@ -258,8 +332,13 @@ class EngineThread:
     def _let_go(self, error: VkmoeError | None) -> None:
         """End what is still there: replies, and calls that nothing will answer."""
         reason = error or UnavailableError("the model is being closed")
-        if not self.first.done():
-            self.first.set_exception(reason)
+        with self._changed:
+            waking, self._waking = self._waking, []
+            dozing, self._dozing = self._dozing, []
+        for future in (*waking, *([] if self.first.done() else [self.first])):
+            future.set_exception(reason)
+        for each in dozing:
+            each.set_result(None)
         while self._calls:
             _, future = self._calls.popleft()
             future.set_exception(reason)
