@@ -24,6 +24,7 @@ from vkmoe.llm import LLM
 from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.server.app import make_app
 from vkmoe.server.connections import Limits
+from vkmoe.server.models import Hosted, Models
 from vkmoe.server.service import Service
 from vkmoe.server.serving import Server, bind
 from vkmoe.server.settings import ServerSettings
@@ -115,7 +116,8 @@ def serving(
     engine = EngineThread(load or (lambda: LLM(None, config)), max_queue)
     service = Service(engine, "demo", stated)
     listening = bind(HOST, 0)
-    server = Server(make_app(service), engine, limits=limits)
+    models = Models([Hosted(service, lambda others: True)])
+    server = Server(make_app(models), models, limits=limits)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     served = Served(stated.address(listening.getsockname()[1]), engine, service)

@@ -46,6 +46,7 @@ def serve(
     from vkmoe.gguf_file.disk import map_file
     from vkmoe.llm.engine_thread import EngineThread
     from vkmoe.server.app import make_app
+    from vkmoe.server.models import Hosted, Models
     from vkmoe.server.service import Service
     from vkmoe.server.serving import Server, bind_all
 
@@ -69,9 +70,10 @@ def serve(
         if not quiet:
             for line in (f"listening at {address}; base URL for clients: {address}/v1", *notes):
                 note(line)
-        Server(make_app(service), thread).run(sockets=listening)
-    if thread.error is not None:
-        raise thread.error
+        models = Models([Hosted(service, lambda others: True)])
+        Server(make_app(models), models).run(sockets=listening)
+    for error in models.errors:
+        raise error
 
 
 def _shared_context(

@@ -63,7 +63,7 @@ class EngineThread:
         self._calls: deque[tuple[Callable[[LLM], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._is_ending = False
-        self._may_fail = is_asleep
+        self._may_fail = is_asleep  # in loading: it stays asleep then, and may be tried again
         self._wants_model = not is_asleep  # or is to sleep, once nothing runs
         self._waking: list[Future[LLM]] = []  # until the model is there
         self._dozing: list[Future[None]] = []  # until it is not
@@ -95,10 +95,20 @@ class EngineThread:
         return self.state == "failed" and not self._thread.is_alive()
 
     @property
+    def must_be_waited_for(self) -> bool:
+        """Say whether the model sleeps, or is being loaded after it slept."""
+        return self.state == "asleep" or (self.state == "loading" and self._may_fail)
+
+    @property
     def n_running(self) -> int:
         """Count the replies that have a region of the KV caches."""
+        return len(self.running)
+
+    @property
+    def running(self) -> dict[int, Generation]:
+        """Return the replies that run, by the regions that they have."""
         llm = self._llm
-        return len(llm.scheduler.running) if llm is not None else 0
+        return dict(llm.scheduler.running) if llm is not None else {}
 
     @property
     def n_waiting(self) -> int:
@@ -303,7 +313,7 @@ class EngineThread:
             with self._changed:
                 is_idle = not (self._calls or scheduler.has_work)
                 if is_idle and not self._wants_model and not self._ends:
-                    self._llm, self.state = None, "asleep"
+                    self._llm, self.state, self._may_fail = None, "asleep", True
                     return
                 if is_idle and not self._ends:
                     self._changed.wait(WATCH_SECONDS)

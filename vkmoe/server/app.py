@@ -26,7 +26,9 @@ from vkmoe.server.api.messages import answer_message, count_tokens
 from vkmoe.server.api.native import go_on
 from vkmoe.server.api.responses import answer_response, count_response
 from vkmoe.server.errors import ApiError, api_error
+from vkmoe.server.fields import body_of
 from vkmoe.server.guard import Guard, error_response
+from vkmoe.server.models import Lending, Models
 from vkmoe.server.openapi import JSON, described, document
 from vkmoe.server.page_files import read_page
 from vkmoe.server.replies import ClientGone, Reply
@@ -99,23 +101,35 @@ OPEN_PATHS = ("/health", "/v1/health", "/", "/page/")
 log = logging.getLogger("vkmoe")
 
 
-def make_app(service: Service) -> ASGIApp:
-    """Make the application; its start loads the model, its end frees it."""
-    settings = service.settings
+# Answers for which a model that sleeps is not woken.
+_AT_REST: tuple[Answer, ...] = (
+    *(facts.health, facts.models, facts.one_model, facts.props, facts.slots, facts.metrics),
+    *(facts.lora_adapters, show_document),
+)
+
+
+def make_app(models: Models) -> ASGIApp:
+    """Make the application; its start loads what is to be there, its end frees all models."""
+    settings = models.hosted[0].service.settings
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        service.engine.start()
+        models.start()
+        resting = asyncio.create_task(models.rest())
         try:
             yield
         finally:
-            service.engine.end()
-            await asyncio.to_thread(service.engine.join)
+            resting.cancel()
+            models.end()
+            await models.join()
 
     page = read_page() if settings.webui else {}
     app = Starlette(
         routes=[
-            *(Route(path, partial(do, service), methods=[method]) for method, path, do in ANSWERS),
+            *(
+                Route(path, partial(_answered, models, do), methods=[method])
+                for method, path, do in ANSWERS
+            ),
             *(Route(path, _not_there, methods=["GET", "POST"]) for path in _NOT_THERE),
             *(Route(path, file.send, methods=["GET"]) for path, file in page.items()),
         ],
@@ -129,8 +143,24 @@ def make_app(service: Service) -> ASGIApp:
         },
         lifespan=lifespan,
     )
-    guard = Guard(app, settings.hosts, settings.keys, OPEN_PATHS, settings.origins)
+    app.state.models = models
+    guard = Guard(Lending(app, models), settings.hosts, settings.keys, OPEN_PATHS, settings.origins)
     return _RequestLog(_Prefixed(guard, settings.api_prefix))
+
+
+async def _answered(models: Models, do: Answer, request: Request) -> Response:
+    """Answer with the model that a request names, in its body or its query."""
+    name = None if models.is_one else await _named(request)
+    if do in _AT_REST:
+        return await do(models.found(name).service, request)
+    return await do(await models.use(request, name), request)
+
+
+async def _named(request: Request) -> str | None:
+    if request.method == "GET":
+        return request.query_params.get("model")
+    name = (await body_of(request)).get("model")
+    return name if isinstance(name, str) else None
 
 
 class _Prefixed:

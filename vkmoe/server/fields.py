@@ -184,16 +184,25 @@ class ChoiceFields(ReplyFields):
 
 async def read_body(request: Request, model: type[Model]) -> Model:
     """Read the JSON body of a request. Raises ApiError that names what is wrong with it."""
-    body = await request.body()
-    try:
-        with _nothing_collected():
-            value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise ApiError(400, "the body is not a JSON object", code="invalid_json")
-    return checked(model, value)
+    return checked(model, await body_of(request))
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """Return the JSON object that the body of a request is, unchecked. Raises ApiError."""
+    if not hasattr(request.state, "body"):
+        body = await request.body()
+        try:
+            with _nothing_collected():
+                value = json.loads(body, parse_constant=_refuse, parse_float=_finite)
+        except (ValueError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            message = f"the body is not JSON: {reason}"
+            raise ApiError(400, message, code="invalid_json") from None
+        if not isinstance(value, dict):
+            raise ApiError(400, "the body is not a JSON object", code="invalid_json")
+        request.state.body = value
+    found: dict[str, Any] = request.state.body
+    return found
 
 
 def read_query(request: Request, model: type[Model]) -> Model:

@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from vkmoe.config import SamplingConfig
-from vkmoe.errors import VkmoeError
+from vkmoe.errors import UnavailableError, VkmoeError
 from vkmoe.generate.chat.conversation import ChatPrompt, Conversation
 from vkmoe.generate.loop import Request
 from vkmoe.llm import LLM
 from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.server.errors import api_error, context_exceeded
+from vkmoe.server.facts import ModelFacts
 from vkmoe.server.fields import ReplyFields
 from vkmoe.server.metrics import Metrics
 from vkmoe.server.replies import Reply
@@ -45,7 +46,21 @@ class Service:
         self.metrics = Metrics(self.engine)
         # Of the model that is loaded now; that of another one is forgotten.
         self.view_of = lru_cache(1)(lambda llm: ExpertView(llm.engine))
+        self._facts_of = lru_cache(1)(ModelFacts.of)
+        self._facts: ModelFacts | None = None
         self._for_long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="long")
+
+    def learn_facts(self) -> ModelFacts:
+        """Return what there is to say of the model, and keep it for when it sleeps. Mutates.
+
+        Raises UnavailableError for a model that was never loaded.
+        """
+        try:
+            self._facts = self._facts_of(self.engine.llm)
+        except UnavailableError:
+            if self._facts is None or self.engine.state != "asleep":
+                raise
+        return self._facts
 
     @property
     def alias(self) -> str:

@@ -17,7 +17,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from vkmoe.errors import UsageError
-from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.server.connections import (
     TOO_MANY,
     Connection,
@@ -27,6 +26,7 @@ from vkmoe.server.connections import (
     raw_answer,
 )
 from vkmoe.server.errors import unavailable
+from vkmoe.server.models import Models
 
 _DRAIN_S, _REST_S = 10, 3  # seconds for replies to finish, and then for their last events
 _BACKLOG = 512
@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
     The first signal ends it with replies under way drained, the second without.
     """
 
-    def __init__(self, app: ASGIApp, engine: EngineThread, limits: Limits | None = None) -> None:
+    def __init__(self, app: ASGIApp, models: Models, limits: Limits | None = None) -> None:
         """Begin with nothing; without `limits` there are those of the process."""
         super().__init__(
             uvicorn.Config(
@@ -87,7 +87,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_DRAIN_S + _REST_S,
             )
         )
-        self._engine = engine
+        self._models = models
         self._limits = limits or Limits.of_process()
         self._accepting: list[asyncio.Task[None]] = []
         self._warned = dict[str, float]()  # when a text was logged last
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Say whether to end, ten times a second: also where there will be no model."""
-        return await super().on_tick(counter) or self._engine.has_failed
+        return await super().on_tick(counter) or self._models.has_failed
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -161,17 +161,17 @@ class Server(uvicorn.Server):
 
     def _ended(self, number: int, frame: FrameType | None) -> None:
         if self.should_exit:
-            self._engine.cancel_all()
+            self._models.cancel_all()
             self.force_exit = number == signal.SIGINT
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more clients, and let replies end."""
-        self._engine.end()
+        self._models.end()
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
-        limit = asyncio.get_running_loop().call_later(_DRAIN_S, self._engine.cancel_all)
+        limit = asyncio.get_running_loop().call_later(_DRAIN_S, self._models.cancel_all)
         try:
             await super().shutdown(sockets)
         finally:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from vkmoe import __version__
-from vkmoe.generate.text.tokenizer import Tokenizer
+from vkmoe.errors import UnavailableError
 from vkmoe.server.api.chat import ChatFields
 from vkmoe.server.api.shapes import (
     HealthShape,
@@ -40,41 +39,49 @@ class _Tokens(Body):
 
 @described(HealthShape)
 async def health(service: Service, request: HttpRequest) -> Response:
-    """Say whether the model is there."""
-    _ = service.engine.llm
+    """Say whether the model is there, or will be when a request needs it."""
+    if not service.engine.must_be_waited_for:
+        _ = service.engine.llm
     return json_answer({"status": "ok"})
 
 
 def _model(service: Service) -> dict[str, Any]:
-    model = {"id": service.alias, "object": "model", "created": service.started}
-    llm = service.engine.llm
-    tensors = llm.engine.model.file.tensors.values()
-    meta = {
-        "n_vocab": llm.spec.n_vocab,
-        "n_ctx": llm.engine.ctx_size,
-        "n_ctx_train": llm.spec.context_length,
-        "n_embd": llm.spec.width,
-        "n_params": sum(tensor.n_weights for tensor in tensors),
-        "size": sum(tensor.n_bytes for tensor in tensors),
-        "architecture": llm.spec.architecture,
+    """Describe a model; one that was never loaded has no figures."""
+    state = service.engine.state
+    try:
+        meta = service.learn_facts().meta
+    except UnavailableError:
+        if not service.engine.must_be_waited_for:
+            raise
+        meta = None
+    return {
+        "id": service.alias,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "vkmoe",
+        "aliases": service.settings.aliases,
+        "tags": service.settings.all_tags,
+        "status": {"value": {"ready": "loaded", "asleep": "unloaded"}.get(state, state)},
+        "meta": meta,
     }
-    names = {"aliases": service.settings.aliases, "tags": service.settings.all_tags}
-    return {**model, "owned_by": "vkmoe", **names, "meta": meta}
 
 
 @described(ModelsShape)
 async def models(service: Service, request: HttpRequest) -> Response:
-    """List the one model."""
-    return json_answer({"object": "list", "data": [_model(service)]})
+    """List the models."""
+    hosted = request.app.state.models.hosted
+    return json_answer({"object": "list", "data": [_model(each.service) for each in hosted]})
 
 
 @described(ModelShape, statuses=(404, 503))
 async def one_model(service: Service, request: HttpRequest) -> Response:
-    """Describe the model by its name."""
+    """Describe a model by its name."""
     name = request.path_params["name"]
-    if name not in (service.alias, *service.settings.aliases):
-        raise ApiError(404, f"there is no model {name!r}; it is {service.alias!r}", param="model")
-    return json_answer(_model(service))
+    for each in request.app.state.models.hosted:
+        if name in each.names:
+            return json_answer(_model(each.service))
+    names = ", ".join(repr(each.name) for each in request.app.state.models.hosted)
+    raise ApiError(404, f"there is no model {name!r}; there is {names}", param="model")
 
 
 @described(TokensShape, body=_Text)
@@ -119,29 +126,27 @@ async def apply_template(service: Service, request: HttpRequest) -> Response:
 @described(dict[str, Any])
 async def props(service: Service, request: HttpRequest) -> Response:
     """Describe the server, as llama-server does."""
-    llm, given, names = service.engine.llm, vars(service.sampling), {"temp": "temperature"}
+    found = await service.off_loop(service.learn_facts)
+    given, names = vars(service.sampling), {"temp": "temperature"}
     most = service.settings.max_tokens
-    try:
-        template = await service.off_loop(lambda: llm.chat_format.template.source)
-    except ApiError:  # one that cannot be used, as a request that needs it will say
-        template = ""
     return json_answer(
         {
             "default_generation_settings": {
-                "n_ctx": llm.engine.ctx_size,
+                "n_ctx": found.ctx_size,
                 "params": {names.get(name, name): value for name, value in given.items()}
                 | {"n_predict": most, "max_tokens": most},
             },
-            "total_slots": llm.engine.n_regions,
+            "total_slots": found.n_slots,
             "model_alias": service.alias,
-            "model_path": Path(llm.engine.model.file.path).name,  # where it lies stays here
+            "model_path": found.file_name,
             "modalities": {"vision": False, "video": False, "audio": False},
-            "chat_template": template,
-            "has_chat_template": llm.has_chat_template,
-            "bos_token": _token(llm.tokenizer, llm.tokenizer.bos_id),
-            "eos_token": _token(llm.tokenizer, llm.tokenizer.eos_id),
+            "chat_template": found.template,
+            "has_chat_template": found.has_template,
+            "bos_token": found.bos_token,
+            "eos_token": found.eos_token,
             "build_info": f"vkmoe {__version__}",
-            "device": llm.device_info.name,
+            "device": found.device,
+            "is_sleeping": service.engine.state == "asleep",
         }
     )
 
@@ -151,11 +156,10 @@ async def slots(service: Service, request: HttpRequest) -> Response:
     """List the sequences that the KV caches hold, and what runs in them."""
     if not service.settings.slots:
         raise ApiError(501, "this server does not say what runs: start it without --no-slots")
-    llm = service.engine.llm
-    running = dict(llm.scheduler.running)
+    known, running = service.learn_facts(), service.engine.running
     found = []
-    for region in range(llm.engine.n_regions):
-        slot = {"id": region, "n_ctx": llm.engine.ctx_size, "is_processing": region in running}
+    for region in range(known.n_slots):
+        slot = {"id": region, "n_ctx": known.ctx_size, "is_processing": region in running}
         if (reply := running.get(region)) is not None:
             slot |= {
                 "n_prompt_tokens": reply.n_prompt,
@@ -181,7 +185,3 @@ async def metrics(service: Service, request: HttpRequest) -> Response:
 async def lora_adapters(service: Service, request: HttpRequest) -> Response:
     """List the adapters, of which there are none."""
     return json_answer([])
-
-
-def _token(tokenizer: Tokenizer, token_id: int | None) -> str:
-    return "" if token_id is None else tokenizer.token_text(token_id)

@@ -40,7 +40,8 @@ class ModelShape(TypedDict):
     owned_by: str
     aliases: list[str]
     tags: list[str]
-    meta: Object
+    status: Object
+    meta: Object | None  # of a model that was loaded
 
 
 class ModelsShape(TypedDict):

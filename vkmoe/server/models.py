@@ -1,0 +1,229 @@
+"""Holds the models of a server: loads the one that a request names, and makes room for it.
+
+A request has its model from `use` until it is answered; no model is unloaded before. Models are
+unloaded, the least recently used first, where the plan of the one that is wanted asks for their
+memory, or after some time without requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vkmoe.errors import VkmoeError
+from vkmoe.facts import MemoryPlan
+from vkmoe.server.errors import ApiError, api_error, unavailable
+from vkmoe.server.service import Service
+
+_LOOK_S = 0.25  # between two looks for models that nothing uses
+
+log = logging.getLogger("vkmoe")
+
+
+@dataclass(eq=False)
+class Hosted:
+    """Holds one model of a server, which may be loaded or not."""
+
+    service: Service
+    has_room: Callable[[Sequence[MemoryPlan]], bool]  # beside others with these plans
+    n_users: int = 0  # requests that are being answered with it
+    used_at: float = field(default_factory=time.monotonic)
+    is_leaving: bool = False  # it is unloaded as soon as nothing uses it
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        """Return the name that clients know it by."""
+        return self.service.alias
+
+    @property
+    def names(self) -> set[str]:
+        """Return all names that clients know it by."""
+        return {self.name, *self.service.settings.aliases}
+
+    @property
+    def is_there(self) -> bool:
+        """Say whether it may be used at once."""
+        return self.service.engine.state == "ready" and not self.is_leaving
+
+
+class Models:
+    """Lends the models of a server to requests. All methods are called on the event loop."""
+
+    def __init__(self, hosted: Sequence[Hosted], most: int = 0) -> None:
+        """Lend these; the first is meant where a request names none.
+
+        At most `most` are loaded together; 0: as many as have room.
+        """
+        self.hosted, self._most = hosted, most
+        self._swaps = asyncio.Lock()  # its holder loads and unloads
+        self._n_waiting = 0  # requests whose model is not there
+        settings = hosted[0].service.settings
+        self._idle_seconds, self._max_queue = settings.sleep_idle_seconds, settings.max_queue
+        self._patience = settings.timeout or None  # seconds to wait for a model
+
+    @property
+    def is_one(self) -> bool:
+        """Say whether there is one model, which may be called by any name."""
+        return len(self.hosted) == 1
+
+    def found(self, name: str | None) -> Hosted:
+        """Find a model by its name; without one, the one that was used last.
+
+        Raises ApiError for a name of none.
+        """
+        if self.is_one or not name:
+            return max(self.hosted, key=lambda each: (each.is_there, each.used_at))
+        for each in self.hosted:
+            if name in each.names:
+                return each
+        known = ", ".join(each.name for each in self.hosted)
+        raise ApiError(
+            404,
+            f"there is no model {name!r}: there is {known}",
+            code="model_not_found",
+            param="model",
+        )
+
+    async def use(self, request: Request, name: str | None) -> Service:
+        """Lend a model until the request is answered; load it first if that has to be.
+
+        Raises ApiError for a name of none, for a model that cannot be loaded or is loaded for the
+        first time, and where too many wait or waiting takes too long.
+        """
+        hosted = self.found(name)
+        if hosted.is_leaving or hosted.service.engine.must_be_waited_for:
+            await self._wait_for(hosted)
+        hosted.n_users += 1
+        request.state.lent.append(hosted)
+        return hosted.service
+
+    def release(self, hosted: Hosted) -> None:
+        """Take back what `use` lent."""
+        hosted.n_users, hosted.used_at = hosted.n_users - 1, time.monotonic()
+        if not hosted.n_users:
+            hosted.released.set()
+
+    async def _wait_for(self, hosted: Hosted) -> None:
+        if self._n_waiting > self._max_queue:
+            raise unavailable(
+                f"{self._n_waiting} requests wait for a model already; --max-queue allows no more",
+                code="queue_full",
+            )
+        self._n_waiting += 1
+        try:
+            async with asyncio.timeout(self._patience):
+                while not hosted.is_there:
+                    async with self._swaps:
+                        await self._bring(hosted)
+        except TimeoutError:
+            raise unavailable(
+                f"{hosted.name} was not loaded in time: see --timeout", 30, code="timeout"
+            ) from None
+        except VkmoeError as error:
+            raise api_error(error) from error
+        finally:
+            self._n_waiting -= 1
+
+    async def _bring(self, hosted: Hosted) -> None:
+        """Load a model, after those were unloaded whose memory it needs. Raises VkmoeError."""
+        if hosted.is_there:
+            return
+        others = self._loaded(besides=hosted)
+        while others and not await self._fits(hosted, others):
+            await self._unload(others.pop(0))
+        log.info("loading %s", hosted.name)
+        await asyncio.wrap_future(hosted.service.engine.wake_up())
+
+    def _loaded(self, besides: Hosted) -> list[Hosted]:
+        """List the other models that are loaded, the least recently used first."""
+        found = [each for each in self.hosted if each is not besides and each.is_there]
+        return sorted(found, key=lambda each: (each.n_users > 0, each.used_at))
+
+    async def _fits(self, hosted: Hosted, others: Sequence[Hosted]) -> bool:
+        if self._most and len(others) >= self._most:
+            return False
+        plans = [each.service.engine.llm.plan for each in others]
+        return await asyncio.to_thread(hosted.has_room, plans)
+
+    async def _unload(self, hosted: Hosted) -> None:
+        """Unload a model once the requests that use it are answered; new ones wait."""
+        hosted.is_leaving = True
+        try:
+            while hosted.n_users:
+                hosted.released.clear()
+                await hosted.released.wait()
+            log.info("unloading %s", hosted.name)
+            hosted.service.learn_facts()
+            await asyncio.wrap_future(hosted.service.engine.sleep())
+        finally:
+            hosted.is_leaving = False
+
+    # ----- for as long as the server runs -----
+
+    def start(self) -> None:
+        """Begin to load what is to be there from the start."""
+        for each in self.hosted:
+            each.service.engine.start()
+
+    async def rest(self) -> None:
+        """Unload models that nothing has used for some time. Runs until it is cancelled."""
+        while self._idle_seconds >= 0:
+            await asyncio.sleep(_LOOK_S)
+            for each in self._idle():
+                async with self._swaps:
+                    if each in self._idle():
+                        await self._unload(each)
+
+    def _idle(self) -> list[Hosted]:
+        last = time.monotonic() - self._idle_seconds
+        return [x for x in self.hosted if x.is_there and not x.n_users and x.used_at < last]
+
+    def end(self) -> None:
+        """Take no more requests, and end when those that are there have. Does not wait."""
+        for each in self.hosted:
+            each.service.engine.end()
+
+    def cancel_all(self) -> None:
+        """Let all replies end where they are."""
+        for each in self.hosted:
+            each.service.engine.cancel_all()
+
+    async def join(self) -> None:
+        """Wait until all models are closed and their records written."""
+        for each in self.hosted:
+            await asyncio.to_thread(each.service.engine.join)
+
+    @property
+    def errors(self) -> Iterator[VkmoeError]:
+        """Yield what models failed with that are not tried again."""
+        yield from (x.service.engine.error for x in self.hosted if x.service.engine.error)
+
+    @property
+    def has_failed(self) -> bool:
+        """Say whether there is no model, and there will be none."""
+        return all(each.service.engine.has_failed for each in self.hosted)
+
+
+class Lending:
+    """Takes the models back that a request was lent, once `app` has answered it."""
+
+    def __init__(self, app: ASGIApp, models: Models) -> None:
+        self._app, self._models = app, models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        lent = scope.setdefault("state", {})["lent"] = list[Hosted]()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            for hosted in lent:
+                self._models.release(hosted)
