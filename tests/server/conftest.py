@@ -25,6 +25,7 @@ from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.server.app import make_app
 from vkmoe.server.connections import Limits
 from vkmoe.server.models import Hosted, Models
+from vkmoe.server.peers import Peers
 from vkmoe.server.service import Service
 from vkmoe.server.serving import Server, bind
 from vkmoe.server.settings import ServerSettings
@@ -114,21 +115,32 @@ def serving(
     stated = ServerSettings(**given | (settings or {}))
     config = EngineConfig(**{"ctx_size": 256, "parallel": 2, **options})
     engine = EngineThread(load or (lambda: LLM(None, config)), max_queue)
-    service = Service(engine, "demo", stated)
-    listening = bind(HOST, 0)
-    models = Models([Hosted(service, lambda others: True)])
-    server = Server(make_app(models), models, limits=limits)
-    thread = threading.Thread(target=server.run, args=([listening],))
+    models = Models([Hosted(Service(engine, "demo", stated), lambda others: True)])
+    with listening(models, limits=limits) as served:
+        yield served
+
+
+@contextmanager
+def listening(
+    models: Models, peers: Peers | None = None, limits: Limits | None = None
+) -> Iterator[Served]:
+    """Serve these models; the first is the one that `Served` knows."""
+    service = models.hosted[0].service
+    socket_ = bind(HOST, 0)
+    server = Server(make_app(models, peers), models, limits=limits)
+    thread = threading.Thread(target=server.run, args=([socket_],))
     thread.start()
-    served = Served(stated.address(listening.getsockname()[1]), engine, service)
+    address = service.settings.address(socket_.getsockname()[1])
+    served = Served(address, service.engine, service)
     try:
         yield served
     finally:
         served.client.close()
-        engine.cancel_all()
+        models.cancel_all()
         server.should_exit = True
         thread.join(60)
-        assert not thread.is_alive() and engine.state in ("ended", "failed")
+        assert not thread.is_alive()
+        assert all(x.service.engine.state in ("ended", "failed") for x in models.hosted)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ _IDLE_WITH_VALUE = frozenset(
     --cache-reuse --checkpoint-min-step --cpu-mask --cpu-mask-batch --cpu-range --cpu-range-batch
     --cpu-strict --cpu-strict-batch --ctx-checkpoints --defrag-thold --draft --draft-max
     --draft-min --draft-n --draft-n-min --draft-p-min --draft-p-split --keep --lazy-mode
-    --load-mode --log-colors --log-file --log-verbosity --main-gpu --models-max --numa
+    --load-mode --log-colors --log-file --log-verbosity --main-gpu --numa
     --override-tensor --poll --poll-batch --prio --prio-batch --reasoning-budget-message
     --sampler-seq --samplers --sampling-seq --slot-prompt-similarity --spec-draft-n-max
     --spec-draft-n-min --spec-draft-ngl --spec-draft-p-min --spec-draft-p-split --spec-type

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
@@ -265,8 +265,7 @@ class EngineThread:
             with self._changed:
                 self.state, self._wants_model = "asleep", False
                 waking, self._waking = self._waking, []
-            for future in waking:
-                future.set_exception(error)
+            _settle(waking, error)
             return None
 
     def _serve_once(self) -> bool:
@@ -280,8 +279,7 @@ class EngineThread:
             with self._changed:
                 self._llm, self.state = llm, "ready"
                 waking, self._waking = self._waking, []
-            for future in (*waking, *([] if self.first.done() else [self.first])):
-                future.set_result(llm)
+            _settle([*waking, self.first], llm)
             if self._prepares_forms:
                 preparing.start()
             self._serve(llm)
@@ -301,8 +299,7 @@ class EngineThread:
                 log.warning("%s", error)
         with self._changed:
             dozing, self._dozing = self._dozing, []
-        for each in dozing:
-            each.set_result(None)
+        _settle(dozing, None)
         return is_lost
 
     def _serve(self, llm: LLM) -> None:
@@ -345,10 +342,8 @@ class EngineThread:
         with self._changed:
             waking, self._waking = self._waking, []
             dozing, self._dozing = self._dozing, []
-        for future in (*waking, *([] if self.first.done() else [self.first])):
-            future.set_exception(reason)
-        for each in dozing:
-            each.set_result(None)
+        _settle([*waking, self.first], reason)
+        _settle(dozing, None)
         while self._calls:
             _, future = self._calls.popleft()
             future.set_exception(reason)
@@ -361,6 +356,17 @@ def _prepare(constraints: Constraints) -> None:
     """Build the vocabulary of forms before a request needs it; without llguidance, nothing."""
     with suppress(VkmoeError):
         constraints.prepare()
+
+
+def _settle(futures: Sequence[Future[Any]], result: Any) -> None:
+    """Give futures a result, or an error; those that are done, or cancelled, stay as they are."""
+    for future in futures:
+        if future.done() or not future.set_running_or_notify_cancel():
+            continue
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 def _answer(function: Callable[[LLM], Any], future: Future[Any], llm: LLM) -> None:

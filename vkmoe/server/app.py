@@ -31,6 +31,7 @@ from vkmoe.server.guard import Guard, error_response
 from vkmoe.server.models import Lending, Models
 from vkmoe.server.openapi import JSON, described, document
 from vkmoe.server.page_files import read_page
+from vkmoe.server.peers import HOP, Peers
 from vkmoe.server.replies import ClientGone, Reply
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_bytes
@@ -108,8 +109,11 @@ _AT_REST: tuple[Answer, ...] = (
 )
 
 
-def make_app(models: Models) -> ASGIApp:
-    """Make the application; its start loads what is to be there, its end frees all models."""
+def make_app(models: Models, peers: Peers | None = None) -> ASGIApp:
+    """Make the application; its start loads what is to be there, its end frees all models.
+
+    Requests for models that it does not have go to `peers`.
+    """
     settings = models.hosted[0].service.settings
 
     @asynccontextmanager
@@ -143,20 +147,24 @@ def make_app(models: Models) -> ASGIApp:
         },
         lifespan=lifespan,
     )
-    app.state.models = models
+    app.state.models, app.state.peers = models, peers
     guard = Guard(Lending(app, models), settings.hosts, settings.keys, OPEN_PATHS, settings.origins)
     return _RequestLog(_Prefixed(guard, settings.api_prefix))
 
 
 async def _answered(models: Models, do: Answer, request: Request) -> Response:
-    """Answer with the model that a request names, in its body or its query."""
-    name = None if models.is_one else await _named(request)
+    """Answer with the model that a request names, here or at a peer."""
+    peers: Peers | None = None if HOP in request.headers else request.app.state.peers
+    name = None if models.is_one and not peers else await _named(request)
+    if name and peers and not models.has(name) and (peer := await peers.holder(name)):
+        return await peers.forward(request, peer)
     if do in _AT_REST:
         return await do(models.found(name).service, request)
     return await do(await models.use(request, name), request)
 
 
 async def _named(request: Request) -> str | None:
+    """Return the model that is named in the body, or in the query of a request without one."""
     if request.method == "GET":
         return request.query_params.get("model")
     name = (await body_of(request)).get("model")

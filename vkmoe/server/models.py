@@ -73,6 +73,10 @@ class Models:
         """Say whether there is one model, which may be called by any name."""
         return len(self.hosted) == 1
 
+    def has(self, name: str) -> bool:
+        """Say whether one of the models has this name."""
+        return any(name in each.names for each in self.hosted)
+
     def found(self, name: str | None) -> Hosted:
         """Find a model by its name; without one, the one that was used last.
 

@@ -65,7 +65,8 @@ class Service:
     @property
     def alias(self) -> str:
         """Return the name of the model that answers have."""
-        return next(iter(self.settings.aliases), self.name)
+        names = self.settings.aliases
+        return self.name if not names or self.name in names else names[0]
 
     async def off_loop(self, work: Callable[[], Result], is_long: bool = False) -> Result:
         """Do what may take long on another thread. Raises ApiError for a VkmoeError.

@@ -106,6 +106,18 @@ class ServerSettings:
         metavar="JSON",
         check=_template_names,
     )
+    models: str | None = option(
+        None,
+        "Serve the models of this folder, or of this TOML file with options for each and with "
+        "other servers (docs/server.md). Each is loaded when a request names it, and unloaded when "
+        "another one needs its memory.",
+        "--models",
+        "--models-dir",
+        metavar="PATH",
+    )
+    models_max: int = option(
+        0, "Most models that are loaded at once; 0: as many as have room.", minimum=0
+    )
     sleep_idle_seconds: int = option(
         -1,
         "Unload the model after so many seconds without a request, which frees the device; the "

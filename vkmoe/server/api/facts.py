@@ -22,6 +22,7 @@ from vkmoe.server.api.shapes import (
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Tokens, read_body
 from vkmoe.server.openapi import described
+from vkmoe.server.peers import HOP
 from vkmoe.server.service import LONG_TEXT, Service
 from vkmoe.server.sse import json_answer
 
@@ -68,9 +69,13 @@ def _model(service: Service) -> dict[str, Any]:
 
 @described(ModelsShape)
 async def models(service: Service, request: HttpRequest) -> Response:
-    """List the models."""
-    hosted = request.app.state.models.hosted
-    return json_answer({"object": "list", "data": [_model(each.service) for each in hosted]})
+    """List the models, with those of peers."""
+    state = request.app.state
+    found = [_model(each.service) for each in state.models.hosted]
+    if state.peers and HOP not in request.headers:
+        own = {each["id"] for each in found}
+        found += [each for each in await state.peers.models() if each["id"] not in own]
+    return json_answer({"object": "list", "data": found})
 
 
 @described(ModelShape, statuses=(404, 503))
