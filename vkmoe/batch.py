@@ -73,3 +73,19 @@ class RunResult(NamedTuple):
         whole = self.routing + 1
         stored: NDArray[np.bool_] = (self.filled[..., 0] == whole) & (self.filled[..., 1] == whole)
         return stored
+
+
+class TextForm(NamedTuple):
+    """Says what the bytes of a text hold, one behind the other: rows, then states.
+
+    The rows are those of `n_positions`, layer by layer. The states are those at `stops`, rising, of
+    which the last is `n_positions`; there are none where every layer has rows of all positions.
+    """
+
+    n_positions: int
+    stops: tuple[int, ...] = ()
+
+    def stop(self, n_positions: int) -> int:
+        """Return the last position, up to `n_positions`, at which the text can go on; 0: none."""
+        most = min(n_positions, self.n_positions)
+        return max((stop for stop in self.stops if stop <= most), default=0) if self.stops else most

@@ -37,6 +37,7 @@ BufferName = Literal[
     "joined rows",
     "KV cache",
     "copied states",
+    "kept texts",
     "tensors",
     "params",
     "readback",

@@ -32,6 +32,7 @@ from vkmoe.option_fields import (
     parse_breakers,
     parse_ids,
     parse_margin,
+    parse_mib,
     parse_size,
     penalty,
     share,
@@ -227,6 +228,17 @@ class EngineConfig:
         "model's own, or one beside it that was made with it: mtp-*.gguf or *assistant*.gguf.",
         metavar="FILE",
     )
+    cache_ram: str | None = option(
+        None,
+        "Most host memory for prompts that leave the KV cache, such as 4GiB, or a number of MiB; "
+        "they come back by a copy. 0: none are kept; -1: all that weights and experts leave. "
+        "Default: as much of that as 8GiB. It is taken as prompts come, and given back where other "
+        "programs need it.",
+        "-cram",
+        "--cache-ram",
+        metavar="SIZE",
+        check=parse_mib,
+    )
     validation: bool = option(
         False,
         "Run under the Vulkan validation layer with synchronisation validation "
@@ -384,6 +396,11 @@ class EngineConfig:
     def expert_cache_bytes(self) -> int | None:
         """Return the bytes of `expert_cache`, or None where it was not given."""
         return None if self.expert_cache is None else parse_size(self.expert_cache)
+
+    @cached_property
+    def cache_ram_bytes(self) -> int | None:
+        """Return the bytes of `cache_ram`, or None where it was not given."""
+        return None if self.cache_ram is None else parse_mib(self.cache_ram)
 
     @cached_property
     def vram_margin_bytes(self) -> int | None:

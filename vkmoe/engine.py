@@ -7,9 +7,9 @@ options.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter_ns
@@ -17,7 +17,7 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.batch import MAX_LATER, RunResult, TokenBatch, TopLogits
+from vkmoe.batch import MAX_LATER, RunResult, TextForm, TokenBatch, TopLogits
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import CpuDevice
@@ -28,9 +28,10 @@ from vkmoe.execute.ahead import AheadPrograms
 from vkmoe.execute.context_memory import ContextMemory
 from vkmoe.execute.cpu_worker import CpuWorker
 from vkmoe.execute.expert_memory import ExpertMemory
+from vkmoe.execute.kept_texts import KeptText, KeptTexts
 from vkmoe.execute.recorder import TokenPrograms
+from vkmoe.execute.region_rows import Bytes, RegionRows
 from vkmoe.execute.segments import submit_speed
-from vkmoe.execute.state_copies import COPIED_EVERY, StateCopies
 from vkmoe.experts.decide.settings import copies_overlap
 from vkmoe.experts.decide.token_table import History, TokenTable, Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Overlap
@@ -46,7 +47,8 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.ahead import AheadDecoder, DraftDecoder
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.kept import Kept, oldest_start
+from vkmoe.models.fingerprint import fingerprint
+from vkmoe.models.kept import Kept
 from vkmoe.models.kv_caches import KvCaches
 from vkmoe.placement.decide import Choosing, Decision, decide, with_less
 from vkmoe.placement.forecast.measured import link_of_misses, recall_speeds
@@ -180,16 +182,15 @@ class Engine(Closing):
         self._stop_before_freeing(memory)
         self._table = loaded.table
         self._experts = memory.follow(loaded, seed)
-        self._watches = watches(self.device, self._experts, plan.mode)
+        # ----- texts -----
+        self._rows = enter(RegionRows(self.device, self.spec, self._caches, plan))
+        self.texts = enter(KeptTexts(self.device, self._rows, plan.kept_bytes))
+        self._watches = watches(self.device, self._experts, plan.mode, self.texts)
+        lent = self.texts if self.device.info.is_uma else None
+        self._context = ContextMemory(self._caches, self._experts, plan, lent)
         # ----- programs -----
-        self._context = ContextMemory(self._caches, self._experts, plan)
         self._decoder = partial(self._decoder_of, memory, loaded)
         self._backend = Backend(self.device)
-        self._ends = [0] * plan.n_regions  # positions of each region that are filled
-        # The first position to which each can go back without copies.
-        self._oldest = [0] * plan.n_regions
-        n_copies = plan.n_state_copies
-        self._copies = enter(StateCopies(self.device, self._caches, n_copies))
         self.times = RunTimes()  # of the last runs
         speed = submit_speed(self.device.info, self.link, plan.mode)
         worker = None
@@ -241,7 +242,7 @@ class Engine(Closing):
         """
         moved = True
         try:
-            moved = self._context.grow(n_positions, self._ends)
+            moved = self._context.grow(n_positions, self._rows.ends)
         finally:  # where memory ends, caches of some layers may have moved
             if moved:
                 self._renew()
@@ -293,13 +294,10 @@ class Engine(Closing):
         self.make_room(1 + max(batch.positions))
         for region, first, last in _spans(batch):
             assert 0 <= first <= last < self.ctx_size, (batch, self.ctx_size)
-            if first != self._ends[region]:
+            if first != self._rows.ends[region]:
                 found = self.rewind(region, first)
                 assert found == first, f"region {region} goes on at {found}, not at {first}"
-            self._ends[region] = last + 1
-            # Whatever becomes of the run.
-            oldest = oldest_start(self.spec, Kept.by(self.plan, self.ctx_size), last)
-            self._oldest[region] = max(self._oldest[region], oldest)
+            self._rows.append(region, last)
         self.watch_memory()
         executor = "stepped" if self._experts.regain() else self.plan.executor
         if executor != self._programs.executor:
@@ -317,7 +315,8 @@ class Engine(Closing):
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)
         if not decodes:
-            self._copy_states(batch)
+            wants = dict(zip(batch.sequences, batch.wants_logits, strict=True))  # of the last rows
+            self._rows.copy_states(_spans(batch), wants)
         return result
 
     def watch_memory(self) -> None:
@@ -327,20 +326,6 @@ class Engine(Closing):
         """
         for watch in self._watches:
             watch.look()
-
-    def _copy_states(self, batch: TokenBatch) -> None:
-        """Copy the state before the last row of a prompt, and now and then one within a prompt.
-
-        Nothing where texts can go back without.
-        """
-        if not self._copies.n_most:
-            return
-        wants = dict(zip(batch.sequences, batch.wants_logits, strict=True))  # of the last rows
-        for region, first, last in _spans(batch):
-            end = last if wants[region] else last + 1
-            is_due = wants[region] or end - self._copies.last(region, end) >= COPIED_EVERY
-            if is_due and max(self._oldest[region], first, 1) <= end:
-                self._copies.take(region, end)
 
     def computing(self) -> Computing:
         """Say how long the last run computed."""
@@ -386,21 +371,9 @@ class Engine(Closing):
         that of the last copy before them, or the beginning. Where more goes than guesses that were
         wrong, another text begins, and what predicts experts from token to token begins anew.
         """
-        end = self._ends[region]
-        if not 0 <= end - position < self.max_decode_rows:
+        if not 0 <= self._rows.ends[region] - position < self.max_decode_rows:
             self._experts.residency.reset_predictions()
-        self._ends[region] = self._go_back(region, min(position, end))
-        return self._ends[region]
-
-    def _go_back(self, region: int, position: int) -> int:
-        """Have a region's state stop at a position, or before it; return where."""
-        if position < self._oldest[region]:
-            position = self._copies.last(region, position)
-            if position:
-                self._copies.restore(region, position, region)
-            self._oldest[region] = position
-        self._copies.forget(region, position)
-        return position
+        return self._rows.go_back(region, position)
 
     @at_checkpoints()
     def copy_region(self, source: int, target: int, n_positions: int, n_least: int = 0) -> int:
@@ -409,19 +382,57 @@ class Engine(Closing):
         Returns how many: fewer where the state cannot stop there. Nothing is copied, and 0
         returned, if they are fewer than `n_least`.
         """
-        assert source != target and n_positions <= self._ends[source], (source, target, n_positions)
-        whole = self._oldest[source] <= n_positions
-        if not whole:
-            n_positions = self._copies.last(source, n_positions)
-        if n_positions < n_least:
-            return 0
-        self._caches.copy(source, target, n_positions)
-        self._copies.forget(target, 0)
-        if not whole and n_positions:
-            self._copies.restore(source, n_positions, target)
-        self._oldest[target] = self._oldest[source] if whole else n_positions
-        self._ends[target] = n_positions
-        return n_positions
+        ends = self._rows.ends
+        assert source != target and n_positions <= ends[source], (source, target, n_positions)
+        return self._rows.copy(source, target, n_positions, n_least)
+
+    def keep_text(self, region: int, n_positions: int) -> KeptText | None:
+        """Copy the first positions of a region to host memory, which `texts` owns.
+
+        They are fewer where the state cannot stop just there. Returns None where memory has no room
+        for them. Raises DeviceLostError.
+        """
+        assert n_positions <= self._rows.ends[region], (region, n_positions)
+        return self.texts.keep(region, n_positions)
+
+    def text_form(self, region: int) -> TextForm:
+        """Say what a file of all that is in a region holds."""
+        return self._rows.form(region, self._rows.ends[region])
+
+    def text_bytes(self, form: TextForm) -> int | None:
+        """Count the bytes of rows and states in a form; None: no text of the model has this form.
+
+        Nothing need be there of it.
+        """
+        return self._rows.n_bytes(form) if self._rows.is_sound(form) else None
+
+    @at_checkpoints()
+    def write_text(self, region: int, form: TextForm, write: Callable[[Bytes], object]) -> None:
+        """Pass the rows and states of a region, `text_form` of it, to `write`, block by block.
+
+        Raises GpuErrors, and what `write` raises.
+        """
+        self._rows.write(region, form, write)
+
+    @at_checkpoints()
+    def read_text(self, region: int, form: TextForm, read: Callable[[Bytes], object]) -> None:
+        """Fill a region with rows and states, of which `read` fills one block after the other.
+
+        Must hold: `text_bytes` knows the form, and it has `ctx_size` positions at most. Raises
+        OutOfMemoryError where too little memory is left, with all kept; other GpuErrors, and what
+        `read` raises, which leave the region empty.
+        """
+        self.make_room(form.n_positions)
+        self._experts.residency.reset_predictions()
+        self._rows.read(region, form, read)
+
+    @cached_property
+    def text_fingerprint(self) -> bytes:
+        """Return a hash of what the rows of a text depend on: the model, and what is kept of it.
+
+        Raises ModelFileError where the model's file cannot be read any more.
+        """
+        return fingerprint(self.model, Kept.by(self.plan, self.ctx_size), self._longest)
 
     def full_logits(self, index: int = 0) -> NDArray[np.float32]:
         """Return all logits of the index-th row for which the head ran last: [n_vocab]."""
@@ -460,7 +471,7 @@ class Engine(Closing):
         """
         if self.cache is not None:
             self.cache.settle()
-        if self._context.shrink(self._ends):
+        if self._context.shrink(self._rows.ends):
             self._renew()
 
     def history(self) -> History:

@@ -47,6 +47,10 @@ class UnavailableError(VkmoeError):
         self.seconds, self.code = seconds, code
 
 
+class StateFileError(VkmoeError):
+    """Says that the state of a conversation cannot be saved to a file, or restored from it."""
+
+
 class ServerError(VkmoeError):
     """Says that a server gives no reply: it does not answer, refuses, or its stream broke off."""
 

@@ -518,11 +518,12 @@ class Allocation:
 
     With `layouts` the device is asked for these buffers, by `name`. Without, the line is a share of
     the buffers of that name; without a name it is memory that this process takes for itself. In
-    the place "file" nothing is taken: weights are read where it is mapped.
+    the place "file" nothing is taken: weights are read where it is mapped. "spare" is host memory
+    that is taken only as long as nothing else needs it.
     """
 
     item: str
-    place: Literal["device", "host", "file"]
+    place: Literal["device", "host", "file", "spare"]
     n_bytes: int
     reason: str
     heap: int = 0
@@ -567,6 +568,11 @@ class MemoryPlan:
     notes: tuple[str, ...] = ()  # options that have no effect and why, and what was reduced
 
     @property
+    def kept_bytes(self) -> int:
+        """Count the bytes of host memory for texts that leave the KV cache, at most."""
+        return self.total("spare")
+
+    @property
     def splits_layers(self) -> bool:
         """Say whether the CPU computes the experts of some layers, the device those of others."""
         return self.cpu_layers > 0 and self.layouts("experts") != ()
@@ -587,7 +593,7 @@ class MemoryPlan:
         """Count the bytes that are asked of each Vulkan heap, by the heap that is tried first."""
         totals: dict[int, int] = {}
         for line in self.lines:
-            if line.name is None:  # not the device's
+            if line.name is None or line.place == "spare":  # not the device's, or not for sure
                 continue
             totals[line.heap] = totals.get(line.heap, 0) + line.n_bytes
         return totals

@@ -117,6 +117,18 @@ def parse_margin(text: str) -> int:
     return 0 if text.strip() == "0" else parse_size(text)
 
 
+def parse_mib(text: str) -> int:
+    """Read a size as `parse_size` does, but a number alone counts MiB; -1 is the most there can be.
+
+    It may be 0.
+    """
+    text = text.strip()
+    if text == "-1":
+        return _MAX_SIZE
+    is_whole = text.isascii() and text.isdigit()
+    return parse_margin(f"{text}MiB" if is_whole and int(text) else text)
+
+
 def parse_ids(text: str) -> tuple[int, ...]:
     """Read a list of expert ids such as "1, 2,,3"; they come out distinct and in their order.
 

@@ -41,6 +41,7 @@ VALUES: dict[str, Any] = {
     "device": "0",
     "threads": 2,
     "ctx_size": 64,
+    "cache_ram": "100",
     "cache_type_v": "q8_0",
     "gpu_layers": 2,
     "ubatch_size": 1,

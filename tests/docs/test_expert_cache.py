@@ -34,6 +34,8 @@ OTHERS = (
     "--draft-model",
     "--threads",
     "-t",
+    "--cache-ram",
+    "-cram",
 )  # not about experts
 TEXT = (ROOT / "docs" / "expert-cache.md").read_text()
 

@@ -29,7 +29,7 @@ LAYERS = (
     ("placement",),
     ("catalogue", "execute", "generate"),
     ("engine",),
-    ("mode_trial", "view"),
+    ("mode_trial", "saved_states", "view"),
     ("llm", "selftest"),
     ("bench", "server"),
     ("cli",),

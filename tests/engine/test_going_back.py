@@ -82,7 +82,7 @@ def test_going_back_and_copying_change_no_bit(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the caches of the other layers grow; texts alone have caches without rings."""
-    monkeypatch.setattr("vkmoe.engine.COPIED_EVERY", 8)
+    monkeypatch.setattr("vkmoe.execute.region_rows.COPIED_EVERY", 8)
     grow_in_steps(monkeypatch)
     options = WAYS[way]
     if "dense" in name and "expert_slots" in options:
@@ -162,7 +162,7 @@ def test_a_ring_reaches_as_far_back_as_it_says(name: str) -> None:
 @pytest.mark.sample(2)
 def test_two_endings_of_one_prefix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly all of the prefix is computed once, and both replies are their own."""
-    monkeypatch.setattr("vkmoe.engine.COPIED_EVERY", 8)
+    monkeypatch.setattr("vkmoe.execute.region_rows.COPIED_EVERY", 8)
     prefix, endings = [(7 * i + 3) % 200 for i in range(90)], ([5, 6, 7], [8, 9])
     options: dict[str, Any] = {"temp": 0.0, "max_tokens": 6, "ignore_eos": True}
     path = model_path(name)

@@ -5,16 +5,43 @@ Any mistake in positions, regions, kinds of rows or neighbours changes what it s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.batch import RunResult, TokenBatch, TopLogits
+from vkmoe.batch import RunResult, TextForm, TokenBatch, TopLogits
 from vkmoe.errors import OutOfMemoryError
+from vkmoe.generate.runner import Bytes
 
 N_VOCAB = 262  # as tests.generate.conftest.tiny_metadata
 N_LISTED = 64  # of the largest logits
+
+
+class FakeText:
+    """A kept text: the hashes of its rows."""
+
+    def __init__(self, model: FakeModel, rows: list[int]) -> None:
+        self.model, self.rows, self.is_there, self.is_spared = model, rows, True, False
+
+    @property
+    def n_positions(self) -> int:
+        return len(self.rows)
+
+    @property
+    def n_bytes(self) -> int:
+        return 8 * len(self.rows)
+
+    def bring_back(self, region: int, n_positions: int, n_least: int) -> int:
+        assert self.is_there and n_positions <= len(self.rows)
+        n_positions -= n_positions % self.model.stops_at
+        if n_positions < n_least:
+            return 0
+        self.model.rows[region] = self.rows[:n_positions]
+        return n_positions
+
+    def drop(self) -> None:
+        self.is_there = False
 
 
 class FakeModel:
@@ -34,13 +61,15 @@ class FakeModel:
         stops_at: int = 1,
         n_vocab: int = N_VOCAB,
         n_guesses: int = 0,
+        most_kept: int = 0,
     ) -> None:
+        self.most_kept, self.kept = most_kept, list[FakeText]()  # rows; the oldest text first
         self.n_regions, self.ctx_size = n_regions, ctx_size
         self.max_decode_rows, self.prompt_rows = max_decode_rows, prompt_rows
         self.max_logit_rows, self.max_drafted = max_decode_rows, max_decode_rows - 1
         self.most_positions = ctx_size  # that memory has room for
         self.n_guesses, self.n_guessed = n_guesses, 0
-        self._habit, self._stops_at, self._n_vocab = habit, stops_at, n_vocab
+        self._habit, self.stops_at, self.n_vocab = habit, stops_at, n_vocab
         self.rows: list[list[int]] = [[] for _ in range(n_regions)]  # a hash of all up to each
         self.batches: list[TokenBatch] = []
         self.heads: list[int] = []  # rows for which the head ran again
@@ -99,17 +128,53 @@ class FakeModel:
 
     def rewind(self, region: int, position: int) -> int:
         assert position <= len(self.rows[region])
-        del self.rows[region][position - position % self._stops_at :]
+        del self.rows[region][position - position % self.stops_at :]
         return len(self.rows[region])
 
     def copy_region(self, source: int, target: int, n_positions: int, n_least: int) -> int:
         assert source != target and n_positions <= len(self.rows[source])
-        n_positions -= n_positions % self._stops_at
+        n_positions -= n_positions % self.stops_at
         if n_positions < n_least:
             return 0
         self.rows[target] = self.rows[source][:n_positions]
         self.n_copied += n_positions
         return n_positions
+
+    def keep_text(self, region: int, n_positions: int) -> FakeText | None:
+        assert n_positions <= len(self.rows[region])
+        n_positions -= n_positions % self.stops_at
+
+        def held() -> list[FakeText]:
+            return [text for text in self.kept if text.is_there]
+
+        leaving = [text for text in held() if not text.is_spared]
+        while leaving and sum(map(len, (x.rows for x in held()))) + n_positions > self.most_kept:
+            leaving.pop(0).drop()
+        if sum(len(text.rows) for text in held()) + n_positions > self.most_kept:
+            return None
+        self.kept = [*held(), FakeText(self, self.rows[region][:n_positions])]
+        return self.kept[-1]
+
+    text_fingerprint = b"x" * 32
+
+    def text_form(self, region: int) -> TextForm:
+        return TextForm(len(self.rows[region]))
+
+    def text_bytes(self, form: TextForm) -> int | None:
+        return None if form.stops else 8 * form.n_positions
+
+    def write_text(self, region: int, form: TextForm, write: Callable[[Bytes], object]) -> None:
+        for row in self.rows[region]:
+            write(np.array([row]).view(np.uint8))
+
+    def read_text(self, region: int, form: TextForm, read: Callable[[Bytes], object]) -> None:
+        found = []
+        self.rows[region] = []
+        for _ in range(form.n_positions):
+            block = np.zeros(8, np.uint8)
+            read(block)
+            found.append(int(block.view(np.int64)[0]))
+        self.rows[region] = found
 
     def _check(self, batch: TokenBatch) -> None:
         n_rows = len(batch.tokens)
@@ -121,7 +186,7 @@ class FakeModel:
 
     def _logits_after(self, row: int, token: int) -> NDArray[np.float32]:
         random = np.random.default_rng(row & 0xFFFFFFFFFFFFFFFF)
-        logits = random.normal(size=self._n_vocab).astype(np.float32)
+        logits = random.normal(size=self.n_vocab).astype(np.float32)
         logits[(7 * token + 3) % 11] += np.float32(self._habit)
         return logits
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vkmoe.errors import OutOfMemoryError
+from vkmoe.execute.kept_texts import KeptTexts
 from vkmoe.experts.store.tracker import ExpertTracker
 from vkmoe.facts import MemoryPlan
 from vkmoe.gpu.arena import round_up
@@ -20,8 +21,15 @@ from vkmoe.models.program_sizes import CONTEXT_STEP
 class ContextMemory:
     """Decides how many positions KV caches have, and where the memory for more comes from."""
 
-    def __init__(self, caches: KvCaches, tracker: ExpertTracker, plan: MemoryPlan) -> None:
-        self._caches, self._tracker = caches, tracker
+    def __init__(
+        self,
+        caches: KvCaches,
+        tracker: ExpertTracker,
+        plan: MemoryPlan,
+        borrowers: KeptTexts | None,
+    ) -> None:
+        """`borrowers` are texts that may lie in the spare memory until it is needed."""
+        self._caches, self._tracker, self._borrowers = caches, tracker, borrowers
         self._least, self._most = caches.n_positions, plan.ctx_size
         self._spare = plan.spare_bytes  # of the device, which nothing uses
         self._gives = plan.gives_slots
@@ -68,6 +76,8 @@ class ContextMemory:
         missing = caches.bytes_to_resize(n_positions) - self._spare if grows else 0
         while missing <= 0 or self._take(missing):
             before = caches.n_bytes
+            if grows and self._borrowers is not None:
+                self._borrowers.fit(self._spare - caches.bytes_to_resize(n_positions))
             try:
                 caches.resize(n_positions, filled)
                 return True

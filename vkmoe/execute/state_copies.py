@@ -53,12 +53,26 @@ class StateCopies(Closing):
         Without memory for it nothing is copied. Must hold: no submit is in flight. Raises
         DeviceLostError.
         """
-        if self.last(region, position) == position or not self.n_most:
+        if self.last(region, position) == position:
             return
-        buffer = self._room()
+        buffer = self.put(region, position)
         if buffer is not None:
             self._caches.save_state(region, position, buffer)
+
+    def put(self, region: int, position: int) -> Buffer | None:
+        """Find memory for a copy of a region at a position, which the caller fills. Mutates.
+
+        Another copy may go for it. Must hold: there is none at this position. Returns None without
+        memory for it.
+        """
+        buffer = self._room() if self.n_most else None
+        if buffer is not None:
             self._copies.append(_Copy(region, position, buffer))
+        return buffer
+
+    def of(self, region: int) -> dict[int, Buffer]:
+        """Return the copies of a region by their positions."""
+        return {copy.position: copy.buffer for copy in self._copies if copy.region == region}
 
     def restore(self, source: int, position: int, target: int) -> None:
         """Give a region the state that another one, or itself, had at a position. Raises

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vkmoe.batch import TokenBatch
+from vkmoe.generate.kept_prompts import KeptPrompts
 from vkmoe.generate.runner import BatchRunner
 
 # Positions beyond a region's own that make a copy worth its submit: a chunk of prompt rows costs
 # about as much with one row as with this many.
 _LEAST_COPIED = 32
+# The part of a text that must be about to be lost for the whole to be kept in host memory: copying
+# a row takes far less than computing it, but few texts come back.
+_LEAST_LOST = 0.25
 
 
 @dataclass
@@ -38,6 +42,10 @@ class Regions:
         self._runner = runner
         self._regions = [_Region() for _ in range(runner.n_regions)]
         self._clock = 0
+        self.kept = KeptPrompts(runner)  # those that left their regions
+
+    def __len__(self) -> int:
+        return len(self._regions)
 
     @property
     def n_free(self) -> int:
@@ -48,6 +56,14 @@ class Regions:
         """Return the tokens whose rows are in a region, in order."""
         return tuple(self._regions[region].tokens)
 
+    def n_prompt_rows(self, region: int) -> int:
+        """Return how many of a region's rows, from the first on, were run as rows of a prompt."""
+        return self._regions[region].n_prompt_rows
+
+    def is_taken(self, region: int) -> bool:
+        """Say whether a sequence has a region."""
+        return self._regions[region].is_taken
+
     def n_rows(self, region: int) -> int:
         """Return how many rows are in a region: the next one's position."""
         return len(self._regions[region].tokens)
@@ -56,12 +72,18 @@ class Regions:
         """Choose a free region for a prompt that may begin with rows of `tokens`. Mutates.
 
         Returns its index; `keep` is to follow. It is the region with the longest common prefix,
-        unless most of what it holds would be lost: then, or where nothing is common, the one unused
-        for longest. Must hold: one is free.
+        unless most of what it holds would be lost, or host memory has more of the prompt: then, or
+        where nothing is common, the one unused for longest. Must hold: one is free.
         """
+        _, n_kept = self.kept.find(tokens)
         free = [index for index, region in enumerate(self._regions) if not region.is_taken]
         common = {index: self._n_common(index, tokens) for index in free}
-        keeping = [i for i in free if common[i] and 2 * common[i] >= len(self._usable(i))]
+        keeping = [
+            i
+            for i in free
+            if common[i] and 2 * common[i] >= len(self._usable(i))
+            if common[i] + _LEAST_COPIED > n_kept
+        ]
         chosen = min(
             keeping or free,
             key=lambda i: (-common[i] if keeping else 0, self._regions[i].last_used),
@@ -71,12 +93,35 @@ class Regions:
         return chosen
 
     def keep(self, region: int, tokens: Sequence[int]) -> int:
-        """Forget all rows but those that a prompt of `tokens` may use; return their number.
+        """Have a region hold nothing but rows that a prompt of `tokens` may use; return how many.
 
-        Mutates.
+        A text of which much would be lost goes to host memory, from where rows come back that
+        regions do not have. Mutates.
         """
-        self.go_back(region, self._n_common(region, tokens))
+        others = (i for i in range(len(self._regions)) if i != region)
+        n_shared = max((self._n_common(i, tokens) for i in others), default=0)
+        n_own = self._n_common(region, tokens)
+        prompt, n_kept = self.kept.find(tokens)
+        if prompt is None or n_kept <= max(n_shared, n_own):
+            self.let_leave(region, n_own)
+            self.go_back(region, n_own)
+            return self.n_rows(region)
+        with prompt.spared():
+            self.let_leave(region, n_own)
+        self.go_back(region, n_own)
+        n_least = self.n_rows(region) + _LEAST_COPIED
+        if n_rows := self.kept.bring_back(prompt, region, n_kept, n_least):
+            self.hold(region, tokens[:n_rows], n_rows)
         return self.n_rows(region)
+
+    def let_leave(self, region: int, n_own: int) -> None:
+        """Keep a region's text in host memory if much of it is lost without it. Mutates.
+
+        The first `n_own` rows stay in the region.
+        """
+        usable = self._usable(region)
+        if len(usable) - n_own >= max(_LEAST_COPIED, _LEAST_LOST * len(usable)):
+            self.kept.keep(region, usable)
 
     def release(self, region: int) -> None:
         """Make a region free; what it holds may be used again. Mutates."""
@@ -98,10 +143,17 @@ class Regions:
         n_common = self._runner.copy_region(source, region, n_common, n_own + _LEAST_COPIED)
         if not n_common:
             return 0
-        held = self._regions[region]
-        held.tokens[:] = tokens[:n_common]
-        held.n_prompt_rows = min(self._regions[source].n_prompt_rows, n_common)
+        n_prompt_rows = min(self._regions[source].n_prompt_rows, n_common)
+        self.hold(region, tokens[:n_common], n_prompt_rows)
         return n_common - n_own
+
+    def hold(self, region: int, tokens: Sequence[int], n_prompt_rows: int) -> None:
+        """Note that a region has the rows of `tokens`. Mutates.
+
+        The first `n_prompt_rows` of them were run as rows of a prompt.
+        """
+        held = self._regions[region]
+        held.tokens[:], held.n_prompt_rows = tokens, n_prompt_rows
 
     def go_back(self, region: int, n_rows: int) -> None:
         """Forget the rows of a region from `n_rows` on, or from where its state can stop."""

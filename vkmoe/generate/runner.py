@@ -12,10 +12,39 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.batch import RunResult, TokenBatch, TopLogits
+from vkmoe.batch import RunResult, TextForm, TokenBatch, TopLogits
 from vkmoe.errors import VkmoeError
 
 FetchLogits = Callable[[], NDArray[np.float32]]  # [n_vocab]
+Bytes = NDArray[np.uint8]
+
+
+class KeptText(Protocol):
+    """Describes a text that a model keeps in host memory, until that is needed for others."""
+
+    is_spared: bool  # no other text may take its place
+
+    @property
+    def n_positions(self) -> int:
+        """Return how many positions of a region it has rows of."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Count the bytes of memory that it takes."""
+
+    @property
+    def is_there(self) -> bool:
+        """Say whether its memory was not needed for others."""
+
+    def bring_back(self, region: int, n_positions: int, n_least: int) -> int:
+        """Make a region hold the first positions of this text, and no others.
+
+        Returns how many: fewer where the state cannot stop just there. Nothing is copied, and 0
+        returned, if they are fewer than `n_least`. Must hold: it is there, and the region has room.
+        """
+
+    def drop(self) -> None:
+        """Let other texts have its memory. May be called again. Mutates."""
 
 
 class BatchRunner(Protocol):
@@ -28,6 +57,10 @@ class BatchRunner(Protocol):
     @property
     def ctx_size(self) -> int:
         """Return how many positions each region can have."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Return how many tokens there are."""
 
     @property
     def n_regions(self) -> int:
@@ -93,6 +126,37 @@ class BatchRunner(Protocol):
 
         Returns how many: fewer where the state cannot stop just there. If they are fewer than
         `n_least` nothing is copied, and it is 0.
+        """
+
+    def keep_text(self, region: int, n_positions: int) -> KeptText | None:
+        """Copy the first positions of a region to host memory.
+
+        They are fewer where the state cannot stop just there. Returns None where memory has no room
+        for them.
+        """
+
+    @property
+    def text_fingerprint(self) -> bytes:
+        """Return a hash of what the rows of a text depend on, 32 bytes."""
+
+    def text_form(self, region: int) -> TextForm:
+        """Say what a file of all that is in a region holds."""
+
+    def text_bytes(self, form: TextForm) -> int | None:
+        """Count the bytes of rows and states in a form; None: no text of the model has this form.
+
+        Nothing need be there of it.
+        """
+
+    def write_text(self, region: int, form: TextForm, write: Callable[[Bytes], object]) -> None:
+        """Pass the rows and states of a region, `text_form` of it, to `write`, block by block."""
+
+    def read_text(self, region: int, form: TextForm, read: Callable[[Bytes], object]) -> None:
+        """Fill a region with rows and states, of which `read` fills one block after the other.
+
+        Where `read` raises, the region is left empty. Must hold: `text_bytes` knows the form, and
+        it has `ctx_size` positions at most. Raises OutOfMemoryError where too little memory is
+        left, with all kept.
         """
 
 

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vkmoe.batch import MAX_LATER, Phase, RunResult, TokenBatch
 from vkmoe.choices import DraftWay
@@ -18,6 +19,7 @@ from vkmoe.generate.drafts import Ahead, Drafter, make_drafter
 from vkmoe.generate.loop import Generation
 from vkmoe.generate.regions import Regions
 from vkmoe.generate.runner import BatchRunner, heads
+from vkmoe.generate.state_files import StateCounts, check_free, restore_region, save_region
 
 log = logging.getLogger("vkmoe")
 
@@ -132,6 +134,32 @@ class Scheduler:
         for generation in waiting:
             generation.end("interrupt", error)
         self._fail(error)
+
+    # ----- what is in a region, between steps -----
+
+    def save(self, region: int, path: Path) -> StateCounts:
+        """Write what is in a region to a file. The thread that steps calls this, between steps.
+
+        Raises UsageError where a reply uses the region, StateFileError (see `save_region`).
+        """
+        return save_region(self._runner, self.regions, region, path)
+
+    def restore(self, region: int, path: Path) -> StateCounts:
+        """Fill a region with what `save` wrote to a file, to be called likewise. Mutates.
+
+        Raises UsageError where a reply uses the region, StateFileError (see `restore_region`).
+        """
+        return restore_region(self._runner, self.regions, region, path)
+
+    def erase(self, region: int) -> int:
+        """Forget what is in a region, to be called likewise; return how many tokens. Mutates.
+
+        Raises UsageError where a reply uses the region.
+        """
+        check_free(self.regions, region)
+        n_rows = self.regions.n_rows(region)
+        self.regions.go_back(region, 0)
+        return n_rows
 
     # ----- which rows -----
 

@@ -54,6 +54,7 @@ from vkmoe.llm.options import (
 )
 from vkmoe.llm.requests import Prompt, Prompts, check_request, prompt_tokens, with_options
 from vkmoe.llm.results import ChatEnd, ChatEvent, ChatResult, GenerationResult, result_of
+from vkmoe.llm.saved_states import SavedStates
 from vkmoe.llm.turns import News, Turns
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
@@ -61,7 +62,7 @@ from vkmoe.models.ahead_file import with_ahead
 from vkmoe.weights.placer import Progress
 
 
-class LLM(Closing):
+class LLM(Closing, SavedStates):
     """Runs a language model on a Vulkan device.
 
         with LLM("model.gguf") as llm:
@@ -328,6 +329,7 @@ class LLM(Closing):
         """Empty the KV cache, so that nothing of earlier prompts is used again."""
         with self._turns.taken() as scheduler:
             scheduler.regions.forget()
+            scheduler.regions.kept.forget()
 
     # ----- texts and tokens -----
 

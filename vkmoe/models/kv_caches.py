@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from vkmoe.facts import (
     ModelSpec,
     RopeSpec,
 )
-from vkmoe.gpu.arena import Arena, Placement, lay_out_spans
+from vkmoe.gpu.arena import Arena, lay_out_spans
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models.kept import Kept, copied_bytes, holds_all, state_bytes
@@ -33,6 +33,14 @@ from vkmoe.models.workspace import MixerKernels
 
 if TYPE_CHECKING:
     from vkmoe.gpu._native import Buffer, Recorder
+
+
+class Span(NamedTuple):
+    """Says where some bytes lie."""
+
+    buffer: Buffer
+    offset: int
+    n_bytes: int
 
 
 @dataclass(frozen=True)
@@ -223,7 +231,7 @@ class KvCaches(Closing):
 
     @property
     def saved_bytes(self) -> int:
-        """Count the bytes of what `save_state` copies, at most; 0: all holds for every position."""
+        """Count the bytes of `state_spans`, at most; 0: all holds for every position."""
         return copied_bytes(self._spec, Kept.by(self._plan, self._plan.ctx_size))
 
     def save_state(self, region: int, position: int, target: Buffer) -> None:
@@ -233,26 +241,47 @@ class KvCaches(Closing):
         """
         with translate_errors("copying recurrent states"):
             recorder, end = self._device.native.recorder(), 0
-            for place, offset, n_bytes in self._saved(region, position):
-                recorder.copy(place.buffer, place.offset + offset, target, end, n_bytes)
-                end += n_bytes
+            for span in self.state_spans(region, position):
+                recorder.copy(span.buffer, span.offset, target, end, span.n_bytes)
+                end += span.n_bytes
             self._device.native.submit(recorder.finish()).wait()
 
     def restore_state(self, region: int, position: int, source: Buffer) -> None:
         """Copy what `save_state` copied at a position back, into any region, as that does."""
         with translate_errors("copying recurrent states"):
             recorder, end = self._device.native.recorder(), 0
-            for place, offset, n_bytes in self._saved(region, position):
-                recorder.copy(source, end, place.buffer, place.offset + offset, n_bytes)
-                end += n_bytes
+            for span in self.state_spans(region, position):
+                recorder.copy(source, end, span.buffer, span.offset, span.n_bytes)
+                end += span.n_bytes
             self._device.native.submit(recorder.finish()).wait()
 
-    def _saved(self, region: int, position: int) -> Iterator[tuple[Placement, int, int]]:
-        """Yield where layers have what holds before a position alone: memory, offset, bytes."""
+    def state_spans(self, region: int, position: int) -> Iterator[Span]:
+        """Yield where a region has what holds before a position alone."""
+        for held in self._layers_with(all_rows=False):
+            yield from held.state_spans(region, position)
+
+    def row_spans(self, region: int, n_positions: int) -> Iterator[Span]:
+        """Yield where a region has its first positions, in the layers that keep all of them.
+
+        Must hold: there is room for so many.
+        """
+        for held in self._layers_with(all_rows=True):
+            yield from held.row_spans(region, n_positions)
+
+    def row_sizes(self, n_positions: int) -> Iterator[int]:
+        """Yield the bytes of each of the `row_spans`, also of more positions than there are.
+
+        There are as many spans of one position as of more.
+        """
+        for held in self._layers_with(all_rows=True):
+            yield from held.row_sizes(n_positions)
+
+    def _layers_with(self, all_rows: bool) -> Iterator[_LayerCaches]:
+        """Yield the layers whose rows stay for every position, or the others."""
         kept = Kept.by(self._plan, self._plan.ctx_size)
         for held, layer in zip(self._layers, self._spec.kept_layers, strict=True):
-            if not holds_all(layer.mixer, kept):
-                yield from held.saved(region, position)
+            if holds_all(layer.mixer, kept) == all_rows:
+                yield held
 
     def close(self) -> None:
         for held in (*self._ropes.values(), *self._layers):
@@ -323,12 +352,26 @@ class _LayerCaches(Closing):
         self.kernels, self.n_positions = kernels, n_positions
         return True
 
-    def saved(self, region: int, position: int) -> Iterator[tuple[Placement, int, int]]:
-        """Yield the parts of a region that hold before a position alone: memory, offset, bytes."""
-        sizes = self.kernels.state_bytes
-        for cache, (place, n_bytes) in enumerate(zip(self._places, sizes, strict=True)):
-            for first, n in self.kernels.last_pieces(cache, position):
-                yield place, region * n_bytes + first, n
+    def state_spans(self, region: int, position: int) -> Iterator[Span]:
+        """Yield the parts of a region that hold before a position alone."""
+        for cache in range(len(self._places)):
+            yield from self._spans(cache, region, self.kernels.last_pieces(cache, position))
+
+    def row_spans(self, region: int, n_positions: int) -> Iterator[Span]:
+        """Yield the parts of a region that hold its first positions."""
+        for cache in range(len(self._places)):
+            yield from self._spans(cache, region, self.kernels.pieces(cache, n_positions))
+
+    def row_sizes(self, n_positions: int) -> Iterator[int]:
+        """Yield the bytes of each of the `row_spans` of so many positions."""
+        kernels = self.kernels.of_context(n_positions)
+        for cache in range(len(self._places)):
+            yield from (n_bytes for _, n_bytes in kernels.pieces(cache, n_positions))
+
+    def _spans(self, cache: int, region: int, pieces: Iterable[tuple[int, int]]) -> Iterator[Span]:
+        place, begin = self._places[cache], region * self.kernels.state_bytes[cache]
+        for first, n_bytes in pieces:
+            yield Span(place.buffer, place.offset + begin + first, n_bytes)
 
     def record_copy(
         self, recorder: Recorder, held: _LayerCaches, source: int, target: int, n_positions: int

@@ -53,7 +53,7 @@ from vkmoe.models.workspace import Workspace
 from vkmoe.modes import Cache, Resident
 from vkmoe.placement.forecast.cost import Prediction, predict, token_bytes
 from vkmoe.placement.forecast.speeds import Machine, Speeds, machine_of
-from vkmoe.placement.memory import allocation, margin_for
+from vkmoe.placement.memory import allocation, host_budget, margin_for
 from vkmoe.placement.plan import plans
 from vkmoe.weights.mapped import mapped_bytes, spans_in_file
 from vkmoe.weights.sizes import weight_bytes
@@ -266,12 +266,14 @@ def _decided(config: EngineConfig, given: _Given) -> Decision:
     link = given.speeds.of_link if measured and not best.cpu_layers else None
     settings = cache_settings(config, spec.name, spec.experts, best, given.overlaps)
     spans, n_used = programs.weights.spans, spec.experts.n_used if spec.experts else 0
-    learning = predictor_lines(settings, best, spec, given.device)
+    lines = *best.lines, *predictor_lines(settings, best, spec, given.device)
+    best = replace(best, lines=lines)
+    free = given.available_host_bytes
     return Decision(
         tuning=given.tuning,
         workspace=programs.workspace,
         weights=programs.weights,
-        plan=replace(best, lines=(*best.lines, *learning)),
+        plan=replace(best, lines=(*lines, *kept_texts_lines(config, best, given.device, free))),
         cpu=programs.cpu,
         link=link if link is not None and link.read_bytes_per_second else None,
         pools=make_pools(best.expert_slots, spans, n_used, config.expert_allocation),
@@ -359,6 +361,34 @@ def predictor_lines(
     n_bytes = n_rows * row_bytes(n_layers, experts.n_used)
     what = f"which experts each token uses, of {n_rows} tokens at most"
     return (allocation(device, "predictor", "host", what, n_bytes=n_bytes),)
+
+
+KEPT_TEXT_BYTES = 8 << 30  # of prompts that left the KV cache, unasked
+
+
+def kept_texts_lines(
+    config: EngineConfig, made: MemoryPlan, device: DeviceInfo, available_host_bytes: int
+) -> tuple[Allocation, ...]:
+    """Make the line of the texts that are kept in host memory, where a plan leaves room for any.
+
+    Weights that are read from their file are in the page cache, which such texts must not push out.
+    Where memory is shared they may lie in what the KV cache has yet to grow into.
+    """
+    needed = made.total("host") + made.total("file")
+    left = host_budget(available_host_bytes) - needed
+    if device.is_uma:
+        left = min(left - made.total("device"), made.spare_bytes)
+    else:
+        heaps = [heap.size for heap in device.heaps if not heap.device_local]
+        left = min(left, max(heaps, default=left) - made.total("host"))
+    asked = config.cache_ram_bytes
+    most = KEPT_TEXT_BYTES if asked is None else asked
+    reason = f"{'what others leave' if left < most else 'enough'}, taken as prompts come"
+    if asked is not None and left >= asked:
+        reason = "as --cache-ram"
+    item, n_bytes = "prompts that left the KV cache, at most", min(most, left)
+    line = Allocation(item, "spare", n_bytes, reason, name="kept texts")
+    return (line,) if n_bytes > 0 else ()
 
 
 # ----- when a device refuses memory that the plan gave it -----

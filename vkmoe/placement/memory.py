@@ -147,6 +147,7 @@ _OPTIONS = {
     "brought experts": "--ubatch-size",
     "host pool": "--host-pool",
     "predictor": "--expert-policy",
+    "prompts that left": "--cache-ram",
 }
 
 

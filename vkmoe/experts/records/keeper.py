@@ -11,9 +11,11 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
+from typing import BinaryIO
 
 from vkmoe.config import EngineConfig
 from vkmoe.errors import UsageError, VkmoeError
@@ -136,18 +138,29 @@ def _refuse_foreign(outputs: Sequence[tuple[str, Path]]) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a temporary file beside `path` and put it in its place. Raises OSError.
 
-    A link stays a link, a file keeps its permissions. A pipe, a device or an open stream is added
-    to instead: a new file in its place would not reach its reader.
+    A pipe, a device or an open stream is added to instead: a new file in its place would not reach
+    its reader.
     """
     data = text.encode("utf-8", "replace")
     if _is_stream(path):
         with path.open("ab") as stream:
             stream.write(data)
         return
+    with new_file(path) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` that takes its place at the end, unless that is an error.
+
+    A link stays a link, a file keeps its permissions. Raises OSError.
+    """
     target = Path(os.path.realpath(path))
     beside = target.parent / f".{target.name[:40]}.{os.getpid()}"
     try:
-        beside.write_bytes(data)
+        with beside.open("wb") as stream:
+            yield stream
         if target.is_file():
             shutil.copymode(target, beside)
         os.replace(beside, target)
