@@ -126,7 +126,7 @@ def parse_mib(text: str) -> int:
     if text == "-1":
         return _MAX_SIZE
     is_whole = text.isascii() and text.isdigit()
-    return parse_margin(f"{text}MiB" if is_whole and int(text) else text)
+    return parse_margin(f"{text}MiB" if is_whole and text.strip("0") else text)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

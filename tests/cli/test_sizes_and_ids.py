@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vkmoe.errors import UsageError
-from vkmoe.option_fields import parse_ids, parse_size
+from vkmoe.option_fields import parse_ids, parse_mib, parse_size
 
 KIB, MIB, GIB, TIB = (1 << shift for shift in (10, 20, 30, 40))
 
@@ -51,6 +51,17 @@ def test_a_size_that_is_too_large_is_not_called_malformed(text: str) -> None:
 def test_a_size_that_is_nothing_is_not_called_malformed(text: str) -> None:
     with pytest.raises(UsageError, match="is less than one byte"):
         parse_size(text)
+
+
+def test_a_number_alone_may_count_mebibytes() -> None:
+    """Where llama.cpp counts them: for prompts in host memory. Of these there may be none."""
+    for text, n_bytes in (("100", 100 * MIB), (" 8192 ", 8 * GIB), ("4GiB", 4 * GIB), ("0", 0)):
+        assert parse_mib(text) == n_bytes
+    assert parse_mib("-1") == 1 << 62
+    for text in ("-2", "", "x", "1,5", "9" * 5000, "1 2"):
+        with pytest.raises(UsageError) as caught:
+            parse_mib(text)
+        assert caught.value.hint
 
 
 # ----- ids -----

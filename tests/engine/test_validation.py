@@ -113,6 +113,21 @@ def test_a_generation_whose_caches_grow_and_shrink_is_silent(
         assert llm.engine.device.validation_messages() == []
 
 
+@pytest.mark.parametrize("name", ["demo", "gptoss_odd", "qwen35moe_odd"])
+def test_prompts_that_leave_and_come_back_are_silent(name: str, tmp_path: Path) -> None:
+    """To host memory, to a file, and back, beside states and windows."""
+    path = demo_model_path() if name == "demo" else model_path(name)
+    with LLM(path, validation=True, ctx_size=96, parallel=2, ubatch_size=16) as llm:
+        sampling: dict[str, Any] = {"max_tokens": 2, "temp": 0, "ignore_eos": True}
+        for turn in range(6):
+            llm.generate([1 + turn % 3, *range(1, 60), *range(turn)], **sampling)
+        assert llm.scheduler.regions.kept.n_restored > 100
+        llm.save_state(tmp_path / "a.state")
+        llm.restore_state(tmp_path / "a.state", region=1)
+        llm.generate([*llm.scheduler.regions.tokens(1)[:60], 9], **sampling)
+        assert llm.engine.device.validation_messages() == []
+
+
 BESIDE: dict[str, dict[str, Any]] = {
     "all": {"cpu_moe": True},
     "some layers": {"n_cpu_moe": 2},

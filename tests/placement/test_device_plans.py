@@ -16,10 +16,11 @@ from vkmoe.cpu.variants import choose
 from vkmoe.errors import OutOfMemoryError, UsageError
 from vkmoe.facts import DeltaNetSpec, LatentSpec, LayerSpec, MemoryPlan
 from vkmoe.models import ModelFile
+from vkmoe.option_fields import parse_mib
 from vkmoe.placement.decide import Decision, decide
 from vkmoe.placement.forecast.device_profiles import DeviceProfile, known_profiles, read_profile
 from vkmoe.placement.forecast.speeds import Speeds
-from vkmoe.placement.memory import GRANULARITY, device_budget
+from vkmoe.placement.memory import GRANULARITY, device_budget, host_budget
 from vkmoe.placement.typed_json import plain
 
 PROFILES = ("8gb-nobar", "navi31", "rtx3060-12gb", "uma-32gb")
@@ -31,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "cpu": {"cpu_moe": True},
     "some layers": {"n_cpu_moe": 40},
 }
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def model_of(name: str) -> ModelFile:
@@ -77,7 +78,10 @@ def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str
         assert all(n_bytes <= info.heaps[heap].size for heap, n_bytes in taken.items())
     on_device = made.total("device")
     assert on_device <= device_budget(info, free)
-    assert made.total("host") + (on_device if info.is_uma else 0) <= free
+    in_host = made.total("host") + (on_device if info.is_uma else 0)
+    assert in_host <= free
+    if made.kept_bytes:
+        assert made.kept_bytes + in_host + made.total("file") <= host_budget(free)
     (cache,) = (line for line in made.lines if line.item.startswith("KV cache"))
     half_bytes = 2 * sum(cached_numbers(layer, made) for layer in model.spec.layers)
     wanted = half_bytes * {"f16": 1, "f32": 2}[made.kv_types.keys]
@@ -85,6 +89,26 @@ def test_no_plan_takes_more_than_there_is(profile_name: str, name: str, way: str
     rounding = GRANULARITY * len(model.spec.layers)
     assert wanted <= cache.n_bytes <= wanted * 1.01 + rounding
     assert made.first_positions <= made.ctx_size <= model.spec.context_length
+
+
+@pytest.mark.parametrize("profile_name", PROFILES)
+def test_kept_prompts_take_what_experts_leave(profile_name: str) -> None:
+    """As much as was asked for, if that is left; what experts have is the same with any number."""
+    profile, model = read_profile(profile_name), model_of(QWEN3)
+    found = {
+        asked: decided(model, profile, cache_ram=asked).plan
+        for asked in (None, "0", "64", "0.5GiB", "-1")
+    }
+    most = found["-1"].kept_bytes
+    assert profile_name == "uma-32gb" or most > 256 * MIB
+    for asked, plan in found.items():
+        others = [line for line in plan.lines if line.place != "spare"]
+        assert others == list(found["0"].lines)
+        wanted = 8 * GIB if asked is None else parse_mib(asked)
+        assert plan.kept_bytes == min(wanted, most)
+        assert plan.heap_totals() == found["0"].heap_totals()
+        if 0 < wanted <= most and asked is not None:
+            assert plan.lines[-1].reason == "as --cache-ram"
 
 
 def cached_numbers(layer: LayerSpec, made: MemoryPlan) -> int:

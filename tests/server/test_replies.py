@@ -280,6 +280,25 @@ def test_counts_are_written_for_prometheus(server: Served) -> None:
     assert count("vkmoe_requests_running") == count("vkmoe_requests_waiting") == 0
 
 
+def test_prompts_that_left_their_slot_are_listed_and_counted(server: Served) -> None:
+    def count(name: str) -> float:
+        lines = server.client.get("/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(name + " ")))
+
+    texts = [f"# {word}\n" + "x = [1, 2, 3]\n" * 12 for word in ("a", "bb", "cc d", "a")]
+    before = count("vkmoe_restored_tokens_total")
+    for text in texts:
+        usage = server.post("/v1/completions", asked(text)).json()["usage"]
+    n_prompt = usage["prompt_tokens"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == n_prompt - 1
+    assert count("vkmoe_restored_tokens_total") - before > n_prompt / 2
+    slots = server.client.get("/slots").json()
+    assert [slot["id"] for slot in slots] == [0, 1]
+    kept = slots[0]["kept_prompts"]
+    assert kept == slots[1]["kept_prompts"] and all(each["n_tokens"] > 32 for each in kept)
+    assert count("vkmoe_kept_prompt_bytes") >= sum(each["n_bytes"] for each in kept) > 0
+
+
 def test_chunks_have_timings_where_that_is_asked_for(server: Served) -> None:
     """Of each token, and in any case in the last chunk, as llama-server has it."""
     for path, body in (

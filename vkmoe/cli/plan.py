@@ -247,7 +247,8 @@ def _totals(profile: DeviceProfile, decided: Decision) -> list[str]:
         ]
     needed, free = made.total("host"), profile.available_host_bytes
     needed += made.total("device") * info.is_uma
-    lines.append(f"host memory   {_of(needed, free)} that are free")
+    spare = f"; prompts may take {made.kept_bytes / _MIB:,.1f} more" if made.kept_bytes else ""
+    lines.append(f"host memory   {_of(needed, free)} that are free{spare}")
     in_slots = sum(made.expert_slots) / max(1, made.sizing.n_total) if made.sizing else 0.0
     if in_file := round(made.total("file") * (1.0 - in_slots * made.mode.by_cpu)):
         left = max(0, free - needed)

@@ -171,7 +171,7 @@ def _fill(stream: BinaryIO, block: Bytes, path: Path) -> None:
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """Open a plain file; yield it with its size. Raises OSError, StateFileError."""
     # A pipe that nothing writes to would be waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):

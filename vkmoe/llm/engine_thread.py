@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from vkmoe.errors import DeviceLostError, UnavailableError, VkmoeError
 from vkmoe.experts.store.memory_watch import WATCH_SECONDS
 from vkmoe.generate.constraint import Constraints
+from vkmoe.generate.kept_prompts import KeptPrompt
 from vkmoe.generate.loop import Generation, Request
 from vkmoe.llm.llm import LLM
 
@@ -109,6 +110,12 @@ class EngineThread:
         """Return the replies that run, by the regions that they have."""
         llm = self._llm
         return dict(llm.scheduler.running) if llm is not None else {}
+
+    @property
+    def kept_prompts(self) -> Sequence[KeptPrompt]:
+        """List the prompts that left the KV caches, and are kept in host memory."""
+        llm = self._llm
+        return llm.scheduler.regions.kept.prompts if llm is not None else ()
 
     @property
     def n_waiting(self) -> int:

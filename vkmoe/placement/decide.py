@@ -383,7 +383,7 @@ def kept_texts_lines(
         left = min(left, max(heaps, default=left) - made.total("host"))
     asked = config.cache_ram_bytes
     most = KEPT_TEXT_BYTES if asked is None else asked
-    reason = f"{'what others leave' if left < most else 'enough'}, taken as prompts come"
+    reason = "what is left, taken as they come" if left < most else "taken as they come"
     if asked is not None and left >= asked:
         reason = "as --cache-ram"
     item, n_bytes = "prompts that left the KV cache, at most", min(most, left)

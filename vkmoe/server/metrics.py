@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.loop import GenerationStatistics
+from vkmoe.llm import LLM
 from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.view.experts import bytes_by_way
 
@@ -25,7 +26,7 @@ class Metrics:
     def __init__(self, engine: EngineThread) -> None:
         self._registry = registry = CollectorRegistry()
         self._as_llama = _LlamaCounts(engine)
-        registry.register(_ExpertCounts(engine))
+        registry.register(_EngineCounts(engine))
         running = Gauge("vkmoe_requests_running", "Replies under way.", registry=registry)
         running.set_function(lambda: engine.n_running)
         waiting = Gauge("vkmoe_requests_waiting", "Replies that wait.", registry=registry)
@@ -74,22 +75,30 @@ class Metrics:
         return generate_latest(self._registry) + self._as_llama.text().encode()
 
 
-class _ExpertCounts(Collector):
-    """Reads what the engine counts of experts; where there are none, there are no counts.
+class _EngineCounts(Collector):
+    """Reads what the engine counts of experts, if there are any, and of prompts that it keeps.
 
     They begin anew with a model that is loaded again. Of one that sleeps they are the last ones.
     """
 
     def __init__(self, engine: EngineThread) -> None:
-        self._engine, self._last = engine, list[CounterMetricFamily]()
+        self._engine, self._last = engine, list[Metric]()
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield hits, misses and bytes since the model was loaded."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield what was counted since the model was loaded, and the bytes that are kept now."""
         with suppress(VkmoeError):
-            self._last = list(self._counted(self._engine.llm.engine))
+            llm = self._engine.llm
+            self._last = [*self._of_experts(llm.engine), *self._of_kept_prompts(llm)]
         yield from self._last
 
-    def _counted(self, engine: Engine) -> Iterator[CounterMetricFamily]:
+    def _of_kept_prompts(self, llm: LLM) -> Iterator[Metric]:
+        restored = "Tokens of prompts that came back from host memory."
+        n_restored = llm.scheduler.regions.kept.n_restored
+        yield CounterMetricFamily("vkmoe_restored_tokens", restored, n_restored)
+        kept = "Host memory of prompts that left the KV cache."
+        yield GaugeMetricFamily("vkmoe_kept_prompt_bytes", kept, llm.engine.texts.n_bytes)
+
+    def _of_experts(self, engine: Engine) -> Iterator[Metric]:
         if engine.profiler is None:
             return
         tally, n_bytes = engine.experts.tally, bytes_by_way(engine)
@@ -104,7 +113,7 @@ class _ExpertCounts(Collector):
             ways.add_metric([way], n)
         yield ways
 
-    def describe(self) -> Iterator[CounterMetricFamily]:
+    def describe(self) -> Iterator[Metric]:
         """Yield nothing: there is no model yet when this is registered."""
         return iter(())
 

@@ -162,9 +162,14 @@ async def slots(service: Service, request: HttpRequest) -> Response:
     if not service.settings.slots:
         raise ApiError(501, "this server does not say what runs: start it without --no-slots")
     known, running = service.learn_facts(), service.engine.running
+    kept = [
+        {"n_tokens": len(each.tokens), "n_bytes": each.text.n_bytes}
+        for each in service.engine.kept_prompts
+    ]
     found = []
     for region in range(known.n_slots):
-        slot = {"id": region, "n_ctx": known.ctx_size, "is_processing": region in running}
+        slot: dict[str, Any] = {"id": region, "n_ctx": known.ctx_size}
+        slot |= {"is_processing": region in running, "kept_prompts": kept}
         if (reply := running.get(region)) is not None:
             slot |= {
                 "n_prompt_tokens": reply.n_prompt,

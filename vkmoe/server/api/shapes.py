@@ -80,12 +80,18 @@ class InputTokensShape(TypedDict):
     input_tokens: int
 
 
+class _KeptPrompt(TypedDict):
+    n_tokens: int
+    n_bytes: int
+
+
 class SlotShape(TypedDict):
-    """Describes a region of the KV caches."""
+    """Describes a region of the KV caches, and the prompts that host memory has for all of them."""
 
     id: int
     n_ctx: int
     is_processing: bool
+    kept_prompts: list[_KeptPrompt]
     n_prompt_tokens: NotRequired[int]
     n_prompt_tokens_processed: NotRequired[int]
     n_prompt_tokens_cache: NotRequired[int]
