@@ -14,6 +14,8 @@ import pytest
 from tests.engine.test_context import grow_in_steps
 from tests.engine.test_guesses import draft_model, target
 from tests.engine.tiny import lengthened, model_path
+from vkmoe.batch import TextForm
+from vkmoe.errors import StateFileError
 from vkmoe.execute import region_rows
 from vkmoe.execute.kept_texts import LEAST_BLOCK
 from vkmoe.llm import LLM, GenerationResult
@@ -151,3 +153,55 @@ def test_a_restored_state_goes_on_as_the_saved_one(
         assert bits(found) == bits(wanted)
         assert found.statistics.n_reused_tokens >= 89
         assert llm.scheduler.erase(1) and not llm.scheduler.regions.n_rows(1)
+
+
+def test_a_growing_context_takes_memory_back_that_kept_texts_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where both lie in the memory that nothing else uses."""
+    grow_in_steps(monkeypatch)
+    rng = random.Random(4)
+    with opened("dense", parallel=2, cache_ram="1MiB") as llm:
+        engine = llm.engine
+        assert engine.device.info.is_uma
+        for _ in range(5):
+            llm.generate(tokens_of(llm, rng, 40), **SAMPLED)
+        before = engine.texts.n_bytes
+        grown = engine._caches.bytes_to_resize(engine._caches.n_positions + 64)
+        engine._context._spare = grown + LEAST_BLOCK
+        assert before > LEAST_BLOCK
+        engine.make_room(engine._caches.n_positions + 64)
+        assert 0 < engine.texts.n_bytes <= LEAST_BLOCK
+        assert engine._context._spare >= engine.texts.n_bytes
+
+
+def test_only_forms_that_a_model_has_are_taken_from_a_file() -> None:
+    """A text without the state that it goes on from would not be that text."""
+    with opened("recurrent") as llm:
+        sound = [(9, (9,)), (9, (1, 5, 9))]
+        for n_positions, stops in sound:
+            assert llm.engine.text_bytes(TextForm(n_positions, stops))
+        wrong = [(9, ()), (9, (8,)), (9, (9, 9)), (9, (5, 1, 9)), (9, (0, 9)), (9, (-1, 9))]
+        for n_positions, stops in wrong:
+            assert llm.engine.text_bytes(TextForm(n_positions, stops)) is None
+    with opened("dense") as llm:
+        assert (
+            llm.engine.text_bytes(TextForm(9)) and llm.engine.text_bytes(TextForm(9, (9,))) is None
+        )
+
+
+@pytest.mark.parametrize("change", [BOTH_Q8, {"ctx_size": 30}, {"ubatch_size": 8}])
+def test_a_state_of_another_kind_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    """Another model's, or one whose caches lie otherwise; what is in the region stays."""
+    path = tmp_path / "a.state"
+    with opened("windows", ctx_size=200) as llm:
+        llm.generate([5, 6, 7], **SAMPLED)
+        llm.save_state(path)
+    name = "windows" if "ubatch_size" not in change else "dense"
+    with opened(name, **{"ctx_size": 200, **change}) as llm:
+        llm.generate([1, 2, 3], **SAMPLED)
+        tokens = llm.scheduler.regions.tokens(0)
+        with pytest.raises(StateFileError, match="another model") as caught:
+            llm.restore_state(path)
+        assert "--cache-type-k" in caught.value.hint
+        assert llm.scheduler.regions.tokens(0) == tokens
