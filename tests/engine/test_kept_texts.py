@@ -15,7 +15,7 @@ from tests.engine.test_context import grow_in_steps
 from tests.engine.test_guesses import draft_model, target
 from tests.engine.tiny import lengthened, model_path
 from vkmoe.batch import TextForm
-from vkmoe.errors import StateFileError
+from vkmoe.errors import StateFileError, UsageError
 from vkmoe.execute import region_rows
 from vkmoe.execute.kept_texts import LEAST_BLOCK
 from vkmoe.llm import LLM, GenerationResult
@@ -205,3 +205,8 @@ def test_a_state_of_another_kind_is_refused(change: dict[str, Any], tmp_path: Pa
             llm.restore_state(path)
         assert "--cache-type-k" in caught.value.hint
         assert llm.scheduler.regions.tokens(0) == tokens
+        calls: list[Any] = [llm.save_state, llm.restore_state]
+        for call in calls:
+            for given in ((3,), (None,), (path, "0"), (path, 1), (path, -1)):
+                with pytest.raises(UsageError):
+                    call(*given)

@@ -77,7 +77,7 @@ class GenerationStatistics:
 
     load_seconds: float
     n_prompt_tokens: int
-    n_reused_tokens: int  # of the prompt, found in the KV cache
+    n_reused_tokens: int  # of the prompt, not computed again
     n_generated_tokens: int
     ttft_seconds: float
     prompt_seconds: float

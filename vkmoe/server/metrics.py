@@ -34,7 +34,9 @@ class Metrics:
         self._requests = Counter("vkmoe_requests", "Replies that began.", registry=registry)
         self._prompt = Counter("vkmoe_prompt_tokens", "Tokens of prompts.", registry=registry)
         self._cached = Counter(
-            "vkmoe_cached_tokens", "Tokens of prompts that were in the KV cache.", registry=registry
+            "vkmoe_cached_tokens",
+            "Tokens of prompts that were not computed again.",
+            registry=registry,
         )
         self._reply = Counter("vkmoe_reply_tokens", "Tokens of replies.", registry=registry)
         self._first = Histogram(
