@@ -30,7 +30,7 @@ MODEL_ERROR = 0.3  # of a predicted time: plans that are nearer to each other ar
 # What changes no token's time, or by the slots alone, which count by themselves.
 _OTHER_OPTIONS = (
     "device", "validation", "expert_stats", "expert_profile", "ctx_size", "vram_margin",
-    "expert_slots", "expert_cache",
+    "expert_slots", "expert_cache", "cache_ram",
 )  # fmt: skip
 
 Ratios = Mapping[ModeName, float]  # measured over predicted times of a token, of each mode
