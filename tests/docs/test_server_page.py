@@ -16,7 +16,7 @@ def test_every_path_and_count_is_named() -> None:
         paths = served.client.get("/openapi.json").json()["paths"]
         metrics = served.client.get("/metrics").text
     for path, methods in paths.items():
-        name = path.replace("{name}", "NAME")
+        name = path.replace("{name}", "NAME").replace("{slot}", "ID")
         for method in methods:
             is_named = f"`{method.upper()} {name}`" in PAGE
             assert is_named or (method == "get" and f"`{name}`" in PAGE), (method, path)

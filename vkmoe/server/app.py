@@ -25,6 +25,7 @@ from vkmoe.server.api.experts import change_experts, show_experts, stream_expert
 from vkmoe.server.api.messages import answer_message, count_tokens
 from vkmoe.server.api.native import go_on
 from vkmoe.server.api.responses import answer_response, count_response
+from vkmoe.server.api.slot_files import act_on_slot
 from vkmoe.server.errors import ApiError, api_error
 from vkmoe.server.fields import body_of
 from vkmoe.server.guard import Guard, error_response
@@ -81,6 +82,7 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/why", why),
     ("GET", "/props", facts.props),
     ("GET", "/slots", facts.slots),
+    ("POST", "/slots/{slot}", act_on_slot),
     ("GET", "/metrics", facts.metrics),
     ("GET", "/lora-adapters", facts.lora_adapters),
     ("GET", "/openapi.json", show_document),
@@ -165,7 +167,7 @@ async def _answered(models: Models, do: Answer, request: Request) -> Response:
 
 async def _named(request: Request) -> str | None:
     """Return the model that is named in the body, or in the query of a request without one."""
-    if request.method == "GET":
+    if "model" in request.query_params or not await request.body():
         return request.query_params.get("model")
     name = (await body_of(request)).get("model")
     return name if isinstance(name, str) else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from vkmoe.errors import (
     PromptError,
+    StateFileError,
     UnavailableError,
     UnsupportedModelError,
     UsageError,
@@ -99,6 +100,6 @@ def api_error(error: VkmoeError) -> ApiError:
     message = f"{error}: {error.hint}" if error.hint else str(error)
     if isinstance(error, UnavailableError):
         return unavailable(message, error.seconds, error.code)
-    if isinstance(error, UsageError | PromptError | UnsupportedModelError):
+    if isinstance(error, UsageError | PromptError | UnsupportedModelError | StateFileError):
         return ApiError(400, message)
     return ApiError(500, message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from vkmoe.errors import UsageError
@@ -27,6 +28,13 @@ def _prefix(text: str) -> str:
     """Check a prefix of all paths. Raises UsageError."""
     if text and (not text.startswith("/") or text.endswith("/") or set(text) & set("{}?#% ")):
         raise UsageError(f"{text!r} is no prefix of paths", "write it as /name")
+    return text
+
+
+def _folder(text: str) -> str:
+    """Check that there is such a folder. Raises UsageError."""
+    if not Path(text).is_dir():
+        raise UsageError(f"{text} is no folder", "make it first")
     return text
 
 
@@ -105,6 +113,13 @@ class ServerSettings:
         "Further names for the chat template, as a JSON object; those of a request come first.",
         metavar="JSON",
         check=_template_names,
+    )
+    slot_save_path: str | None = option(
+        None,
+        "Let clients save the state of a conversation to files in this folder, and restore it "
+        "(POST /slots/ID?action=save).",
+        metavar="FOLDER",
+        check=_folder,
     )
     models: str | None = option(
         None,

@@ -98,6 +98,18 @@ class SlotShape(TypedDict):
     n_decoded: NotRequired[int]
 
 
+class SlotFileShape(TypedDict):
+    """Counts what was saved, restored or forgotten of a region of the KV caches."""
+
+    id_slot: int
+    filename: NotRequired[str]
+    n_saved: NotRequired[int]
+    n_written: NotRequired[int]
+    n_restored: NotRequired[int]
+    n_read: NotRequired[int]
+    n_erased: NotRequired[int]
+
+
 class _Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
