@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import fields
 from inspect import cleandoc, getdoc, getsourcefile
+from itertools import chain
 from pathlib import Path
 
 from vkmoe import AsyncLLM, errors
@@ -23,6 +24,7 @@ from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.logprobs import LogProbs
 from vkmoe.generate.loop import GenerationStatistics, Piece
 from vkmoe.generate.perplexity import Estimate, Windows
+from vkmoe.generate.state_files import StateCounts
 from vkmoe.generate.tools import events
 from vkmoe.llm import LLM, messages, options, requests, results
 from vkmoe.llm.results import ChatEnd, ChatResult, GenerationResult
@@ -47,7 +49,7 @@ OPTIONS = (
 RESULTS = (
     *(GenerationResult, ChatResult, ToolCall, GenerationStatistics, LogProbs, Piece),
     *(events.Content, events.Thought, events.ToolCallBegin, events.ToolCallArguments),
-    *(events.ToolCallEnd, ChatEnd),
+    *(events.ToolCallEnd, ChatEnd, StateCounts),
 )
 MEASURES = (Windows, Estimate)
 MESSAGES = (
@@ -114,9 +116,13 @@ def decorators(node: Function) -> set[str]:
 
 
 def methods(kind: type) -> Iterator[str]:
-    """Write a class's methods in order: all signatures of one, then its docstring."""
+    """Write a class's methods in order: all signatures of one, then its docstring.
+
+    A class of vkmoe/llm that it is made of gives it its methods, too.
+    """
     overloads: list[str] = []
-    for node in node_of(kind).body:
+    bases = [each for each in kind.__mro__[1:] if each.__module__.startswith("vkmoe.llm.")]
+    for node in chain.from_iterable(node_of(each).body for each in (kind, *bases)):
         if not isinstance(node, Function):
             continue
         name = f"{kind.__name__}.{node.name}"

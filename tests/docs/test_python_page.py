@@ -16,6 +16,7 @@ def test_every_public_name_and_method_is_on_the_page() -> None:
     text = page()
     for name in vkmoe.__all__:
         assert f"`{name}" in text or f"## {name}\n" in text or f"\n{name} = " in text, name
-    for name in vars(LLM).keys() - {*NOT_SHOWN}:
+    for name in {*dir(LLM)} - {*NOT_SHOWN}:
         assert name.startswith("_") or f"### `LLM.{name}`" in text, name
+    assert "### `Constraints.regex`" in text
     assert "await generate(" in text and "list[GenerationResult]" in text

@@ -125,6 +125,20 @@ def test_streams_and_chats_are_those_of_the_plain_class(plain: LLM, alone: list[
     running(work)
 
 
+def test_a_conversation_is_saved_and_goes_on(tmp_path: Path, alone: list[str]) -> None:
+    async def work(llm: AsyncLLM) -> None:
+        await llm.generate(PROMPTS[0], **OPTIONS)
+        saved = await llm.save_state(tmp_path / "state")
+        await llm.forget()
+        with pytest.raises(VkmoeError):
+            await llm.save_state(tmp_path / "none")
+        assert await llm.restore_state(tmp_path / "state") == saved
+        found = await llm.generate(PROMPTS[0], **OPTIONS)
+        assert found.text == alone[0] and found.statistics.n_reused_tokens > 0
+
+    running(work)
+
+
 def test_a_template_in_place_of_the_models_is_used() -> None:
     async def work(llm: AsyncLLM) -> None:
         assert await llm.apply_template(ASK) == "def main():!"
@@ -140,7 +154,7 @@ def test_the_loop_is_free_while_the_model_runs() -> None:
         while not task.done():
             await asyncio.sleep(0.001)
             n_turns += 1
-        assert n_turns > 40  # of some 150 that fit between ten runs
+        assert n_turns > 10  # of some 150 that fit between ten runs; held up, it had one or two
 
     running(work)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -22,6 +23,7 @@ from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.checks import check_kind, check_path, check_prompts
 from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Piece, Request
+from vkmoe.generate.state_files import StateCounts
 from vkmoe.llm.chats import ChatCall, chat_call
 from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.llm.following import FollowedReply
@@ -167,8 +169,19 @@ class AsyncLLM:
 
     async def expert_statistics(self) -> ExpertReport:
         """Report how often device memory served the experts' uses since the model was loaded."""
-        assert self._llm is not None and self._engine is not None
-        return await asyncio.wrap_future(self._engine.between(lambda llm: llm.expert_statistics))
+        return await self._between(lambda llm: llm.expert_statistics)
+
+    async def save_state(self, path: str | os.PathLike[str], region: int = 0) -> StateCounts:
+        """Write the state of the conversation that was generated last to a file."""
+        return await self._between(lambda llm: llm.save_state(path, region))
+
+    async def restore_state(self, path: str | os.PathLike[str], region: int = 0) -> StateCounts:
+        """Read a conversation's state from a file, so that prompts go on from there."""
+        return await self._between(lambda llm: llm.restore_state(path, region))
+
+    async def forget(self) -> None:
+        """Empty the KV cache, so that nothing of earlier prompts is used again."""
+        await self._between(lambda llm: llm.forget())
 
     # ----- generation -----
 
@@ -266,6 +279,11 @@ class AsyncLLM:
         if isinstance(prompt, Request):
             return prompt
         return await self._off_loop(lambda llm: llm.request(prompt, sampling, **options))
+
+    async def _between(self, work: Callable[[LLM], Result]) -> Result:
+        """Do what needs the engine, on its thread between two runs."""
+        assert self._llm is not None and self._engine is not None
+        return await asyncio.wrap_future(self._engine.between(work))
 
     async def _off_loop(self, work: Callable[[LLM], Result]) -> Result:
         """Do what may take long on another thread."""
