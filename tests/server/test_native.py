@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engine.tiny import rewrite
 from tests.server.conftest import Served, serving
+from vkmoe.llm import LLM, demo_model_path
 
 PROMPT = "def main():"
 
@@ -111,6 +115,31 @@ def test_probabilities_are_the_model_s_or_those_of_the_draw(server: Served) -> N
 def test_response_fields_are_all_that_is_sent(server: Served) -> None:
     found = answer(server, response_fields=["content", "timings/prompt_n", "nothing/there"])
     assert found.keys() == {"content", "timings/prompt_n"}
+
+
+def test_a_gap_is_filled_by_models_with_marks_for_it(server: Served, tmp_path: Path) -> None:
+    body = {"input_prefix": "def ", "input_suffix": "return 1", "n_predict": 4, "temperature": 0}
+    refused = server.post("/infill", body)
+    assert refused.status_code == 501 and "fills no gaps" in refused.text
+    names = ("fim_pre", "fim_suf", "fim_mid", "fim_rep", "fim_sep")
+
+    def mark(metadata: dict[str, Any], _: Any) -> None:
+        ids = enumerate(names, 300)
+        metadata |= {f"tokenizer.ggml.{name}_token_id": token for token, name in ids}
+
+    path = rewrite(demo_model_path(), tmp_path / "gaps.gguf", mark)
+    with serving(lambda: LLM(path, ctx_size=256)) as served:
+        served.wait()
+        tokenizer = served.engine.llm.tokenizer
+        encode = partial(tokenizer.encode, add_special=False)
+        gap = [300, *encode("def "), 301, *encode("return 1"), 302]
+        file = [304, *encode("a.py\n"), *encode("x = 1\n"), 304, *encode("file\n")]
+        extra = {"input_extra": [{"filename": "a.py", "text": "x = 1\n"}]}
+        for tokens, more in ((gap, {}), ([303, *encode("project\n"), *file, *gap], extra)):
+            by_hand = answer(served, prompt=[*tokenizer.added_first, *tokens], n_predict=4)
+            filled = served.post("/infill", {**body, **more}).json()
+            assert filled["content"] == by_hand["content"]
+            assert filled["tokens_evaluated"] == by_hand["tokens_evaluated"]
 
 
 def test_names_and_tags_are_listed(server: Served) -> None:

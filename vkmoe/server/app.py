@@ -23,7 +23,7 @@ from vkmoe.server.api.chat import answer_chat, count_chat
 from vkmoe.server.api.completions import complete
 from vkmoe.server.api.experts import change_experts, show_experts, stream_experts, why
 from vkmoe.server.api.messages import answer_message, count_tokens
-from vkmoe.server.api.native import go_on
+from vkmoe.server.api.native import fill_in, go_on
 from vkmoe.server.api.responses import answer_response, count_response
 from vkmoe.server.api.slot_files import act_on_slot
 from vkmoe.server.errors import ApiError, api_error
@@ -67,6 +67,7 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("POST", "/v1/completions", complete),
     ("POST", "/completion", go_on),
     ("POST", "/completions", go_on),
+    ("POST", "/infill", fill_in),
     ("POST", "/v1/responses", answer_response),
     ("POST", "/responses", answer_response),
     ("POST", "/v1/responses/input_tokens", count_response),
@@ -97,7 +98,6 @@ _NOT_THERE = (
     "/v1/fine_tuning/{rest:path}",
     "/v1/batches{rest:path}",
     "/v1/rerank",
-    "/infill",
 )
 OPEN_PATHS = ("/health", "/v1/health", "/", "/page/")
 

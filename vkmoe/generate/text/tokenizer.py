@@ -41,6 +41,7 @@ class Tokenizer:
         shown = {tokens[i] for i in vocabulary.user_defined}
         self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see reply.py
         self.added_first, self._added_last = vocabulary.added_first, vocabulary.added_last
+        self.gaps = vocabulary.gaps
         self._unused_ids = vocabulary.unused
         self._swallowing = vocabulary.swallow_blanks
         self._tokens = tokens

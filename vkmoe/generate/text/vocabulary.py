@@ -31,12 +31,19 @@ _ENDS = """
     <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]
     <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>
 """
-_INFILLING = """
-    <|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|>
-    <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|>
-    <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|>
-    <|prefix|> <|suffix|> <|middle|>
-"""
+# Marks around a gap that a model fills, by the names that metadata has for them.
+_GAPS = {
+    "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE>"
+    " <|code_prefix|> <|prefix|>",
+    "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF>"
+    " <|code_suffix|> <|suffix|>",
+    "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID>"
+    " <|code_middle|> <|middle|>",
+}
+_AROUND = {
+    "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+    "fim_sep": "<|file_sep|>",
+}
 # The channels of gpt-oss are part of its reply: without the marks they would run together.
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 # Tokens of Phi-3 that keep the blanks after them; its other special tokens swallow them.
@@ -78,6 +85,7 @@ class Vocabulary:
     added_first: list[int]  # BOS, where the model wants it before every text
     added_last: list[int]  # likewise EOS
     adds_space: bool  # before a text at the start or after a special token
+    gaps: dict[str, int]  # "fim_pre", "fim_suf", "fim_mid", "fim_rep", "fim_sep", as far as known
 
 
 def read_vocabulary(file: GgufFile) -> Vocabulary:
@@ -113,6 +121,7 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         added_first=_added_first(file, pre, named),
         added_last=_added(file, "eos", False, named),
         adds_space=is_spm and file.get("tokenizer.ggml.add_space_prefix", bool, True),
+        gaps=_gap_ids(file, ids),
     )
 
 
@@ -163,6 +172,21 @@ def _named_ids(file: GgufFile, n_tokens: int, is_spm: bool) -> dict[str, int]:
             if not 0 <= named[name] < n_tokens:
                 file.refuse(f"{key} is {named[name]}, but there are {n_tokens} tokens")
     return named
+
+
+def _gap_ids(file: GgufFile, ids: Mapping[str, int]) -> dict[str, int]:
+    """Find the marks around a gap: those that the file names, else by their texts."""
+    found = {}
+    for name, texts in (_GAPS | _AROUND).items():
+        key = f"tokenizer.ggml.{name}_token_id"
+        known = [ids[text] for text in texts.split() if text in ids]
+        if key in file.metadata:
+            known = [file.require(key, int)]
+            if not 0 <= known[0] < len(ids):
+                file.refuse(f"{key} is {known[0]}, but there are {len(ids)} tokens")
+        if known:
+            found[name] = known[0]
+    return found
 
 
 def _types(file: GgufFile, n_tokens: int) -> npt.NDArray[np.generic]:
@@ -228,7 +252,7 @@ def _special(
     user_defined = set(np.flatnonzero(types == TokenType.USER_DEFINED).tolist())
     by_type = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN))
     control = set(np.flatnonzero(by_type).tolist()) | (set(named.values()) - user_defined)
-    control |= _ids_of((_ENDS + _INFILLING).split(), ids)
+    control |= _ids_of(" ".join((_ENDS, *_GAPS.values())).split(), ids)
     plain, user_defined = _plain_ids(ids), user_defined - control | shown_ids
     return frozenset(control - shown_ids - plain), frozenset(user_defined - plain)
 

@@ -49,6 +49,22 @@ class NativeFields(FormFields, ReplyFields):
     id_slot: Annotated[int, Field(ge=-1)] | None = None  # any will do
 
 
+class _Other(Body):
+    """Describes a file beside the one with the gap."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillFields(NativeFields):
+    """Describes the body of a request to fill a gap; `prompt` is how the text in it begins."""
+
+    prompt: str | _Prompt | Many[int | str | _Prompt | list[int | str]] = ""
+    input_prefix: str
+    input_suffix: str
+    input_extra: Many[_Other] | None = None
+
+
 Given = str | _Prompt | Sequence[int | str]
 
 
@@ -85,6 +101,56 @@ async def go_on(service: Service, request: HttpRequest) -> Response:
     asked = await read_body(request, NativeFields)
     llm = service.engine.llm
     prompts = [await _encoded(service, llm, each) for each in _prompts(asked.prompt)]
+    return await _replied(service, request, asked, llm, prompts)
+
+
+@described(NativeShape, body=InfillFields, media_types=(JSON, EVENTS), statuses=(500, 501, 503))
+async def fill_in(service: Service, request: HttpRequest) -> Response:
+    """Answer a request for a text that fills a gap in another one, such as code."""
+    asked = await read_body(request, InfillFields)
+    llm = service.engine.llm
+    if missing := {"fim_pre", "fim_suf", "fim_mid"} - llm.tokenizer.gaps.keys():
+        raise ApiError(501, f"the model fills no gaps: its vocabulary has no {min(missing)} token")
+    texts = (
+        asked.input_prefix,
+        asked.input_suffix,
+        *(each.text for each in asked.input_extra or ()),
+    )
+    for text in texts:
+        service.check_length(llm, text)
+    tokens = await service.off_loop(partial(_around_gap, llm, asked), is_long=True)
+    return await _replied(service, request, asked, llm, [service.fitting(llm, tokens)])
+
+
+def _around_gap(llm: LLM, asked: InfillFields) -> list[int]:
+    """Return the tokens around a gap, with other files before them.
+
+    Their order is that of Qwen2.5-Coder's technical report (2024), section 3.2.2, and of others.
+    """
+    tokenizer = llm.tokenizer
+    gaps, encode = tokenizer.gaps, partial(tokenizer.encode, add_special=False, parse_special=False)
+    tokens = list(tokenizer.added_first)
+    others = asked.input_extra or []
+    if others and "fim_rep" in gaps:
+        tokens += [gaps["fim_rep"], *encode("project\n")]
+    for each in others:
+        begin = [gaps["fim_sep"], *encode(f"{each.filename}\n")] if "fim_sep" in gaps else []
+        tokens += [*begin, *encode(each.text)]
+    if others and "fim_sep" in gaps:
+        tokens += [gaps["fim_sep"], *encode("file\n")]
+    begun = asked.prompt if isinstance(asked.prompt, str) else ""
+    tokens += [gaps["fim_pre"], *encode(asked.input_prefix)]
+    return [*tokens, gaps["fim_suf"], *encode(asked.input_suffix), gaps["fim_mid"], *encode(begun)]
+
+
+async def _replied(
+    service: Service,
+    request: HttpRequest,
+    asked: NativeFields,
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+) -> Response:
+    """Let replies to prompts begin, and send their answer. Raises ApiError."""
     more: Object = {
         "n_logprobs": asked.n_probs or None,
         "logprobs_as_drawn": bool(asked.post_sampling_probs),
