@@ -41,6 +41,7 @@ def tiny(**changes: Any) -> Tokenizer:
         ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"eos_token_id": "x"}, "should be a whole number"),
         ({"add_bos_token": 3}, "should be a bool"),
+        ({"fim_mid_token_id": 262}, "fim_mid_token_id is 262, but there are 262 tokens"),
         ({"add_bos_token": True, "bos_token_id": None}, "no tokenizer.ggml.bos_token_id"),
     ],
 )
@@ -48,6 +49,16 @@ def test_damaged_metadata_is_one_clear_line(changes: dict[str, Any], message: st
     with pytest.raises(ModelFileError, match=message) as caught:
         tiny(**changes)
     assert "\n" not in str(caught.value) and caught.value.hint
+
+
+def test_marks_of_a_gap_are_found_by_name_or_text() -> None:
+    """A file's names come first, the newer ones before the older."""
+    assert tiny().gaps == {}
+    named = {"prefix_token_id": 9, "fim_pre_token_id": 7, "suffix_token_id": 8}
+    assert tiny(**named).gaps == {"fim_pre": 7, "fim_suf": 8}
+    spelled = tokens_with(_1="<|fim_prefix|>", _2="<|fim_suffix|>", _3="<|fim_middle|>")
+    assert tiny(tokens=spelled).gaps == {"fim_pre": 1, "fim_suf": 2, "fim_mid": 3}
+    assert tiny(tokens=spelled, fim_suf_token_id=5).gaps["fim_suf"] == 5
 
 
 def test_other_tokenizer_models_are_named() -> None:

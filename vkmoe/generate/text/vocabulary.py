@@ -33,13 +33,18 @@ _ENDS = """
 """
 # Marks around a gap that a model fills, by the names that metadata has for them.
 _GAPS = {
-    "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE>"
-    " <|code_prefix|> <|prefix|>",
-    "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF>"
-    " <|code_suffix|> <|suffix|>",
-    "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID>"
-    " <|code_middle|> <|middle|>",
+    "fim_pre": """
+        <|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|>
+    """,
+    "fim_suf": """
+        <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|>
+    """,
+    "fim_mid": """
+        <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|>
+    """,
 }
+_OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+_UNNAMED = ("<|prefix|>", "<|suffix|>", "<|middle|>")  # marks of the same, where a file says so
 _AROUND = {
     "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
     "fim_sep": "<|file_sep|>",
@@ -166,26 +171,31 @@ def _named_ids(file: GgufFile, n_tokens: int, is_spm: bool) -> dict[str, int]:
     """Read the ids of BOS, EOS, EOT and EOM that there are; SentencePiece: else BOS 1, EOS 2."""
     named = {"bos": 1, "eos": 2} if is_spm and n_tokens > 2 else {}
     for name in ("bos", "eos", "eot", "eom"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        if key in file.metadata:
-            named[name] = file.require(key, int)
-            if not 0 <= named[name] < n_tokens:
-                file.refuse(f"{key} is {named[name]}, but there are {n_tokens} tokens")
+        if (token_id := _named_id(file, name, n_tokens)) is not None:
+            named[name] = token_id
     return named
+
+
+def _named_id(file: GgufFile, name: str, n_tokens: int) -> int | None:
+    """Read the id of a token by its name in the metadata; None where it has none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    if key not in file.metadata:
+        return None
+    token_id = file.require(key, int)
+    if not 0 <= token_id < n_tokens:
+        file.refuse(f"{key} is {token_id}, but there are {n_tokens} tokens")
+    return token_id
 
 
 def _gap_ids(file: GgufFile, ids: Mapping[str, int]) -> dict[str, int]:
     """Find the marks around a gap: those that the file names, else by their texts."""
     found = {}
     for name, texts in (_GAPS | _AROUND).items():
-        key = f"tokenizer.ggml.{name}_token_id"
-        known = [ids[text] for text in texts.split() if text in ids]
-        if key in file.metadata:
-            known = [file.require(key, int)]
-            if not 0 <= known[0] < len(ids):
-                file.refuse(f"{key} is {known[0]}, but there are {len(ids)} tokens")
-        if known:
-            found[name] = known[0]
+        names = (name, _OLD_NAMES[name]) if name in _OLD_NAMES else (name,)
+        named = [_named_id(file, each, len(ids)) for each in names]
+        known = [token for token in named if token is not None]
+        known += [ids[text] for text in texts.split() if text in ids]
+        found |= {name: known[0]} if known else {}
     return found
 
 
@@ -252,7 +262,7 @@ def _special(
     user_defined = set(np.flatnonzero(types == TokenType.USER_DEFINED).tolist())
     by_type = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN))
     control = set(np.flatnonzero(by_type).tolist()) | (set(named.values()) - user_defined)
-    control |= _ids_of(" ".join((_ENDS, *_GAPS.values())).split(), ids)
+    control |= _ids_of(" ".join((_ENDS, *_GAPS.values(), *_UNNAMED)).split(), ids)
     plain, user_defined = _plain_ids(ids), user_defined - control | shown_ids
     return frozenset(control - shown_ids - plain), frozenset(user_defined - plain)
 
