@@ -47,6 +47,7 @@ CHECKS: list[Any] = [
 N_EXAMPLES = 15  # of each kind
 MOST_TOKENS = 3
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+OLLAMA = ("/api/chat", "/api/generate")
 # Where a request need not say how long its reply may be.
 ENDLESS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/chat/completions"),
@@ -103,9 +104,17 @@ def test_answers_are_those_of_the_document(server: Served, operation: Any, mode:
 def _keep_short(case: Case[Any]) -> None:
     """Let replies have few tokens, where the request would have been one for more."""
     body = case.body
-    if isinstance(body, dict) and (case.path.startswith("/v1/") or case.path in ENDLESS):
-        for name in LENGTHS:
-            asked, may_be_endless = body.get(name), case.path in ENDLESS
-            is_endless = asked is None or (asked == -1 and type(asked) is int)
-            if (is_endless and may_be_endless) or (type(asked) is int and asked > MOST_TOKENS):
-                body[name] = MOST_TOKENS
+    if isinstance(body, dict) and case.path in OLLAMA:
+        if body.get("options") is None:
+            body["options"] = {}
+        _shorten(body["options"], ("num_predict",), (None, -1, -2))
+    elif isinstance(body, dict) and (case.path.startswith("/v1/") or case.path in ENDLESS):
+        _shorten(body, LENGTHS, (None, -1) if case.path in ENDLESS else ())
+
+
+def _shorten(fields: Any, names: tuple[str, ...], endless: tuple[int | None, ...]) -> None:
+    for name in names if isinstance(fields, dict) else ():
+        asked = fields.get(name)
+        is_endless = asked in endless and type(asked) in (int, type(None))
+        if is_endless or (type(asked) is int and asked > MOST_TOKENS):
+            fields[name] = MOST_TOKENS

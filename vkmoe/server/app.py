@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vkmoe import __version__
 from vkmoe.errors import VkmoeError
-from vkmoe.server.api import facts
+from vkmoe.server.api import facts, ollama, ollama_models
 from vkmoe.server.api.chat import answer_chat, count_chat
 from vkmoe.server.api.completions import complete
 from vkmoe.server.api.experts import change_experts, show_experts, stream_experts, why
@@ -86,6 +86,12 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("POST", "/slots/{slot}", act_on_slot),
     ("GET", "/metrics", facts.metrics),
     ("GET", "/lora-adapters", facts.lora_adapters),
+    ("POST", "/api/chat", ollama.chat),
+    ("POST", "/api/generate", ollama.generate),
+    ("GET", "/api/tags", ollama_models.tags),
+    ("POST", "/api/show", ollama_models.show),
+    ("GET", "/api/ps", ollama_models.running),
+    ("GET", "/api/version", ollama_models.version),
     ("GET", "/openapi.json", show_document),
 )
 # Of APIs that clients may expect here, what vkmoe does not do.
@@ -98,6 +104,8 @@ _NOT_THERE = (
     "/v1/fine_tuning/{rest:path}",
     "/v1/batches{rest:path}",
     "/v1/rerank",
+    *(f"/api/{name}" for name in ("pull", "push", "create", "copy", "delete", "blobs/{rest:path}")),
+    *(f"/api/{name}" for name in ("embed", "embeddings")),
 )
 OPEN_PATHS = ("/health", "/v1/health", "/", "/page/")
 
@@ -136,7 +144,7 @@ def make_app(models: Models, peers: Peers | None = None) -> ASGIApp:
                 Route(path, partial(_answered, models, do), methods=[method])
                 for method, path, do in ANSWERS
             ),
-            *(Route(path, _not_there, methods=["GET", "POST"]) for path in _NOT_THERE),
+            *(Route(path, _not_there, methods=["GET", "POST", "DELETE"]) for path in _NOT_THERE),
             *(Route(path, file.send, methods=["GET"]) for path, file in page.items()),
         ],
         exception_handlers={

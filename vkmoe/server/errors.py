@@ -1,4 +1,4 @@
-"""This module says what went wrong with a request, in the form of OpenAI's API or Anthropic's."""
+"""This module says what went wrong with a request, in the form of the API that it is for."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _TYPES = {
     503: "unavailable_error",
 }
 _ANTHROPIC = "/v1/messages"  # and what is below: paths of Anthropic's API
+OLLAMA = "/api/"  # what the paths of Ollama's API begin with
 _ANTHROPIC_TYPES = _TYPES | {
     413: "request_too_large",
     500: "api_error",
@@ -62,6 +63,8 @@ class ApiError(Exception):
 
     def body(self, path: str) -> dict[str, Any]:
         """Return what a client of the API that has this path is sent."""
+        if path.startswith(OLLAMA):
+            return {"error": self.error["message"]}
         if not (path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/")):
             return {"error": self.error}
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
@@ -70,7 +73,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Say when to try again, or not to: the clients of both APIs do so by themselves."""
+        """Say when to try again, or not to: clients of OpenAI and Anthropic do so by themselves."""
         if self.retry_after is not None:
             return {"Retry-After": str(self.retry_after)}
         return {"X-Should-Retry": "false"} if self.status >= 500 else {}

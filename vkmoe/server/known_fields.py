@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from vkmoe.server.errors import ApiError
 
-Api = Literal["chat", "completions", "native", "responses", "messages", "count_tokens"]
+Api = Literal["chat", "completions", "native", "responses", "messages", "count_tokens", "ollama"]
 
 MOST_ITEMS = 1 << 16  # of a list, token ids aside
 
@@ -181,6 +181,7 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
         "container": Refused(_NO_TOOLS_HERE),
     },
     "count_tokens": _OF_MESSAGES,
+    "ollama": {"images": Refused(_NO_AUDIO), "messages.images": Refused(_NO_AUDIO)},
 }
 
 _OPENAI = {
@@ -222,6 +223,12 @@ NO_EFFECT: Mapping[Api, Set[str]] = {
     },
     "messages": _ANTHROPIC,
     "count_tokens": {*_ANTHROPIC, "model"},  # there is one
+    "ollama": {
+        *("shift", "truncate"),  # nothing is cut off from a text
+        # How a model is loaded, which options of the server say.
+        *(f"options.{name}" for name in ("num_batch", "num_ctx", "num_gpu", "num_thread")),
+        *("options.main_gpu", "options.num_keep", "options.use_mmap"),
+    },
 }
 
 

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from vkmoe.server.api.shapes import ErrorShape
+from vkmoe.server.api.shapes import ErrorShape, TextErrorShape
+from vkmoe.server.errors import OLLAMA
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
 Route = tuple[str, str, Callable[..., Any]]  # method, path, answer
 Object = dict[str, Any]
 
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 _ERRORS = {
     400: "The request makes no sense, or cannot be met.",
     401: "The key is missing or wrong.",
@@ -79,8 +80,9 @@ def document(routes: Iterable[Route], version: str, open_paths: Collection[str])
 
     `open_paths` need no key.
     """
-    schemas: Object = {"Error": TypeAdapter(ErrorShape).json_schema(ref_template=_place("Error"))}
-    _lift(schemas, "Error")
+    schemas: Object = {}
+    for kind in (ErrorShape, TextErrorShape):
+        _schema(kind, kind.__name__, schemas, "serialization")
     paths: Object = {}
     for method, path, answer in routes:
         if (found := _DESCRIBED.get(answer)) is not None:
@@ -104,10 +106,11 @@ def _operation(
 ) -> Object:
     """Describe one method of a path. Mutates `schemas`: what its own refer to."""
     sent = _schema(found.sends, f"{answer.__name__}.sent", schemas, "serialization")
-    content = {kind: {"schema": sent} if kind != EVENTS else {} for kind in found.media_types}
+    streamed = (EVENTS, LINES)
+    content = {kind: {} if kind in streamed else {"schema": sent} for kind in found.media_types}
     answers: Object = {"200": {"description": "The answer.", "content": content}}
     for status in found.statuses:
-        answers[str(status)] = {"description": _ERRORS[status], "content": _ERROR}
+        answers[str(status)] = {"description": _ERRORS[status], "content": _error(path)}
     operation: Object = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
         "summary": " ".join((answer.__doc__ or "").split("\n\n")[0].split()),
@@ -120,7 +123,9 @@ def _operation(
     return operation
 
 
-_ERROR: Object = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _error(path: str) -> Object:
+    kind = TextErrorShape if path.startswith(OLLAMA) else ErrorShape
+    return {JSON: {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
 
 
 def _in_path(path: str) -> list[Object]:

@@ -1,4 +1,7 @@
-"""Sends answers: JSON at once, or events of a stream (the WHATWG's server-sent events)."""
+"""Sends answers: JSON at once, or a stream.
+
+A stream has events (the WHATWG's server-sent events), or lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,11 @@ def event(data: Any, name: str | None = None) -> bytes:
     body = data.encode() if isinstance(data, str) else json_bytes(data)
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + body + b"\n\n"
+
+
+def line(value: Any) -> bytes:
+    """Write one line of JSON."""
+    return json_bytes(value) + b"\n"
 
 
 def json_answer(value: Any) -> Response:
@@ -94,11 +102,23 @@ class EventStream(Response):
                 reply.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def _error(self, body: dict[str, Any]) -> bytes:
+        return event(body, self._error_name)
+
     async def _send_all(self, send: Send, path: str) -> None:
         async with aclosing(self._events) as events:  # type: ignore[type-var]
             try:
                 async for data in events:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except ApiError as error:
-                data = event(error.body(path), self._error_name)
+                data = self._error(error.body(path))
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+class LineStream(EventStream):
+    """Sends lines of JSON as they come."""
+
+    media_type = "application/x-ndjson"
+
+    def _error(self, body: dict[str, Any]) -> bytes:
+        return line(body)

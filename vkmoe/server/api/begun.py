@@ -10,6 +10,8 @@ from typing import Any
 from starlette.responses import Response
 
 from vkmoe.generate.chat.conversation import Conversation, ReplyText, fault_of_tools
+from vkmoe.generate.form import Form
+from vkmoe.generate.tools import ReplyParser, ToolFamily
 from vkmoe.llm import LLM
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import ReplyFields
@@ -32,17 +34,18 @@ async def begin(
     asked: ReplyFields,
     conversation: Conversation,
     streams: bool,
+    before: Sequence[int] = (),
     **more: Any,
 ) -> Begun:
-    """Let the replies to a conversation begin. `more` are options of LLM.request.
+    """Let the replies to a conversation begin, behind the tokens `before` if there are any.
 
-    Raises ApiError where they cannot.
+    `more` are options of LLM.request. Raises ApiError where they cannot.
     """
     llm = service.engine.llm
     check_length(service, llm, conversation)
     prompt = await service.off_loop(lambda: service.prompt(llm, conversation))
     encoded = await service.encode(llm, prompt.text, prompt.wants_special)
-    tokens = service.fitting(llm, encoded)
+    tokens = service.fitting(llm, joined(llm, before, encoded))
     constraint = None
     if conversation.has_form:
         constrain = partial(prompt.constraint, llm.constraints)
@@ -54,6 +57,33 @@ async def begin(
         for reply in replies
     ]
     return Begun(llm, replies, texts)
+
+
+async def begin_text(
+    service: Service,
+    llm: LLM,
+    tokens: Sequence[int],
+    asked: ReplyFields,
+    form: Form | None,
+    **more: Any,
+) -> Begun:
+    """Let the reply begin that goes on with a text, all of which is its answer.
+
+    `more` are options of LLM.request. Raises ApiError where it cannot.
+    """
+    if form is not None:
+        constrain = partial(form.constraint, llm.constraints)
+        more["constraint"] = await service.off_loop(constrain, is_long=True)
+    fitting = service.fitting(llm, tokens)
+    replies = service.begin(service.requests(llm, [fitting], asked, **more))
+    plain = ToolFamily("none")
+    return Begun(llm, replies, [ReplyText(ReplyParser(plain), each.generation) for each in replies])
+
+
+def joined(llm: LLM, before: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Put a text behind another one; the token that begins every text is at the start alone."""
+    is_begun = before and list(tokens[:1]) == [llm.tokenizer.bos_id]
+    return [*before, *tokens[1 if is_begun else 0 :]]
 
 
 async def counted(service: Service, conversation: Conversation) -> Response:

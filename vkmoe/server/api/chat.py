@@ -135,7 +135,8 @@ async def answer_chat(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a reply in a conversation."""
     asked = await read_body(request, ChatFields)
     streams = bool(asked.stream)
-    more = {"n_logprobs": asked.n_logprobs, "with_routing": bool(asked.return_routed_experts)}
+    routing = bool(asked.return_routed_experts)
+    more: dict[str, Any] = {"n_logprobs": asked.n_logprobs, "with_routing": routing}
     conversation = asked.conversation(bool(service.settings.prefill_assistant))
     begun = await begin(service, asked, conversation, streams, **more)
     return await answered(request, _Answer(service, asked, begun), begun.replies, streams)

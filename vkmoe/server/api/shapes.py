@@ -25,6 +25,12 @@ class ErrorShape(TypedDict):
     error: _Problem
 
 
+class TextErrorShape(TypedDict):
+    """Says why a request has no answer, in Ollama's form."""
+
+    error: str
+
+
 class HealthShape(TypedDict):
     """Says that the model is there."""
 
@@ -202,3 +208,99 @@ class MessageShape(TypedDict):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: dict[str, int]
+
+
+class _OllamaReply(TypedDict):
+    """Counts tokens, and nanoseconds."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"]
+    logprobs: NotRequired[list[Object]]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+
+
+class _OllamaMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[Object]]
+
+
+class OllamaChatShape(_OllamaReply):
+    """Holds a reply in a conversation, in Ollama's form."""
+
+    message: _OllamaMessage
+
+
+class OllamaTextShape(_OllamaReply):
+    """Holds a text that goes on, in Ollama's form."""
+
+    response: str
+    thinking: NotRequired[str]
+    context: NotRequired[list[int]]
+
+
+class VersionShape(TypedDict):
+    """Says which version of an API is spoken."""
+
+    version: str
+
+
+class _OllamaDetails(TypedDict):
+    parent_model: str
+    format: Literal["gguf"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class _OllamaModel(TypedDict):
+    name: str
+    model: str
+    size: int  # bytes
+    digest: str
+    details: _OllamaDetails
+
+
+class _OllamaListed(_OllamaModel):
+    modified_at: str
+
+
+class _OllamaRunning(_OllamaModel):
+    expires_at: str
+    size_vram: int  # bytes
+    context_length: int
+
+
+class OllamaModelsShape(TypedDict):
+    """Lists models, in Ollama's form."""
+
+    models: list[_OllamaListed]
+
+
+class OllamaRunningShape(TypedDict):
+    """Lists models that are loaded, in Ollama's form."""
+
+    models: list[_OllamaRunning]
+
+
+class OllamaModelShape(TypedDict):
+    """Describes a model, in Ollama's form."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: _OllamaDetails
+    model_info: Object
+    capabilities: list[Literal["completion", "tools", "insert", "thinking"]]
+    modified_at: str
+    license: NotRequired[str]
+    tensors: NotRequired[list[Object]]
