@@ -116,6 +116,7 @@ log = logging.getLogger("vkmoe")
 _AT_REST: tuple[Answer, ...] = (
     *(facts.health, facts.models, facts.one_model, facts.props, facts.slots, facts.metrics),
     *(facts.lora_adapters, show_document),
+    *(ollama_models.tags, ollama_models.running, ollama_models.version),
 )
 
 
@@ -177,8 +178,9 @@ async def _named(request: Request) -> str | None:
     """Return the model that is named in the body, or in the query of a request without one."""
     if "model" in request.query_params or not await request.body():
         return request.query_params.get("model")
-    name = (await body_of(request)).get("model")
-    return name if isinstance(name, str) else None
+    body = await body_of(request)
+    name = body.get("model") or body.get("name")  # as older clients of Ollama call it
+    return name.removesuffix(":latest") if isinstance(name, str) else None
 
 
 class _Prefixed:

@@ -189,7 +189,7 @@ def _named_id(file: GgufFile, name: str, n_tokens: int) -> int | None:
 
 def _gap_ids(file: GgufFile, ids: Mapping[str, int]) -> dict[str, int]:
     """Find the marks around a gap: those that the file names, else by their texts."""
-    found = {}
+    found: dict[str, int] = {}
     for name, texts in (_GAPS | _AROUND).items():
         names = (name, _OLD_NAMES[name]) if name in _OLD_NAMES else (name,)
         named = [_named_id(file, each, len(ids)) for each in names]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from starlette.requests import Request as HttpRequest
@@ -65,26 +66,36 @@ async def version(service: Service, request: HttpRequest) -> Response:
 
 @described(OllamaModelsShape)
 async def tags(service: Service, request: HttpRequest) -> Response:
-    """List the model, in Ollama's form."""
-    llm = service.engine.llm
-    found = [{**each, "modified_at": _modified(service, llm)} for each in _listed(service, llm)]
+    """List the models, in Ollama's form; of those that were never loaded little is known."""
+    found: list[Object] = []
+    for hosted in request.app.state.models.hosted:
+        each, listed = hosted.service, _unknown(hosted.service)
+        if not each.engine.must_be_waited_for:
+            llm = each.engine.llm
+            listed = _KNOWN[each] = _known(llm) | {"modified_at": _modified(each, llm)}
+        listed = _KNOWN.get(each, listed)
+        found += [{"name": name, "model": name, **listed} for name in _names(each)]
     return json_answer({"models": found})
 
 
 @described(OllamaRunningShape)
 async def running(service: Service, request: HttpRequest) -> Response:
-    """List the model, in Ollama's form, if it is loaded."""
-    if service.engine.state != "ready":
-        return json_answer({"models": []})
-    llm = service.engine.llm
-    memory = llm.memory
-    more = {
-        "size": sum(memory.values()),
-        "size_vram": 0 if llm.device_info.is_cpu else memory["device"],
-        "expires_at": _written(datetime.now(UTC) + _FOR_EVER),
-        "context_length": llm.engine.ctx_size,
-    }
-    return json_answer({"models": [each | more for each in _listed(service, llm)]})
+    """List the models that are loaded, in Ollama's form."""
+    found: list[Object] = []
+    for hosted in request.app.state.models.hosted:
+        each = hosted.service
+        if each.engine.state != "ready":
+            continue
+        llm = each.engine.llm
+        memory = llm.memory
+        more = {
+            "size": sum(memory.values()),
+            "size_vram": 0 if llm.device_info.is_cpu else memory["device"],
+            "expires_at": _written(datetime.now(UTC) + _FOR_EVER),
+            "context_length": llm.engine.ctx_size,
+        }
+        found += [{"name": name, "model": name, **_known(llm), **more} for name in _names(each)]
+    return json_answer({"models": found})
 
 
 @described(OllamaModelShape, body=_ShowFields, statuses=(404, 500, 503))
@@ -142,13 +153,26 @@ def _names(service: Service) -> list[str]:
     return [name if ":" in name else name + _TAG for name in names]
 
 
-def _listed(service: Service, llm: LLM) -> Iterator[Object]:
-    """Yield what lists say of the model, by each of its names."""
+# What is known of models that sleep.
+_KNOWN: WeakKeyDictionary[Service, Object] = WeakKeyDictionary()
+
+
+def _known(llm: LLM) -> Object:
+    """Return what lists say of a model that is loaded."""
     file = llm.engine.model.file
     size = sum(tensor.n_bytes for tensor in file.tensors.values())
-    for name in _names(service):
-        same = {"size": size, "digest": _digest(file), "details": _details(llm)}
-        yield {"name": name, "model": name, **same}
+    return {"size": size, "digest": _digest(file), "details": _details(llm)}
+
+
+def _unknown(service: Service) -> Object:
+    """Return what lists say of a model that was never loaded."""
+    details = {"parent_model": "", "format": "gguf", "family": "", "families": []}
+    return {
+        "size": 0,
+        "digest": hashlib.sha256(service.alias.encode("utf-8", "replace")).hexdigest(),
+        "details": details | {"parameter_size": "", "quantization_level": "unknown"},
+        "modified_at": _written(datetime.fromtimestamp(service.started, UTC)),
+    }
 
 
 def _details(llm: LLM) -> Object:
