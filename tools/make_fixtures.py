@@ -10,6 +10,7 @@ Per model two files: `NAME.gguf` and `NAME.npz` with
     router_ids     int16 [MoE layers, n_tokens, top_k], best expert first (MoE only)
     router_margin  float32 [MoE layers, n_tokens], score of the last chosen expert (or group) less
                    that of the first one left out; infinite where every expert is used (MoE only)
+    states         float32 [n_tokens, width], what the output matrix reads (of WITH_STATES only)
     ctx_size       int, the context the logits hold for, where it changes them
     guess_logits   float32 [n_tokens - 1, vocabulary], of the layer that guesses tokens ahead: row i
                    is behind token i + 1, by that token and the state of token i
@@ -40,6 +41,8 @@ from tools.tiny_models.routing import choose
 from tools.tiny_models.vocabulary import vocabulary
 
 MIN_MARGIN = 2e-3
+# One with plain attention, one with latent attention, one with windows, one with a recurrent state.
+WITH_STATES = ("moe_plain", "deepseek2_v3", "gemma4_odd", "qwen35moe_odd")
 
 Routers = list[tuple[NDArray[Any], NDArray[Any]]]
 
@@ -86,6 +89,10 @@ def expected(
                 np.testing.assert_array_equal(np.sort(choices[-1].ids), np.sort(theirs))
         result["router_ids"] = np.stack([choice.ids for choice in choices])
         result["router_margin"] = np.stack([choice.margin for choice in choices])
+    if model.name in WITH_STATES:
+        with torch.no_grad():
+            left = network.model(torch.from_numpy(tokens[None].astype(np.int64)))
+        result["states"] = left.last_hidden_state[0].numpy()
     if model.ahead:
         found = guesses(model, weights, network, tokens)
         result |= dict(zip(("guess_logits", "further_logits"), found, strict=True))

@@ -16,7 +16,7 @@ from inspect import cleandoc, getdoc, getsourcefile
 from itertools import chain
 from pathlib import Path
 
-from vkmoe import AsyncLLM, errors
+from vkmoe import AsyncLLM, choices, errors
 from vkmoe.config import SamplingConfig
 from vkmoe.generate import loop
 from vkmoe.generate.chat.collected import ToolCall
@@ -64,6 +64,7 @@ ALIASES = {
     results: ("ChatEvent",),
     loop: ("FinishReason",),
     options: ("Effort",),
+    choices: ("Pooling",),
     placer: ("Progress",),
 }
 NOT_SHOWN = ("scheduler", "chat_format")  # for vkmoe's own threads and server

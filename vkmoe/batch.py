@@ -37,6 +37,8 @@ class TokenBatch(NamedTuple):
     wants_logits: tuple[bool, ...]  # [n_tokens]
     phase: Phase = "decode"
     later: tuple[int, ...] = ()  # tokens that are known to come in the runs after this one
+    # Of rows that want logits, states are read in place of these: the head does not run. Prompts.
+    wants_states: bool = False
 
     @classmethod
     def one(cls, token: int, position: int, with_logits: bool = True) -> TokenBatch:

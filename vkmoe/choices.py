@@ -19,6 +19,7 @@ ModeName = Literal["resident", "cache", "hybrid", "cpu"]
 MissWay = Literal["read", "gather"]
 TuningSource = Literal["remembered", "table"]
 DraftWay = Literal["none", "lookup", "mtp"]
+Pooling = Literal["none", "mean", "cls", "last"]  # what the states of a text's tokens become
 CopyTiming = Literal["overlap", "wait"]
 SlotSharing = Literal["layer", "global"]
 

@@ -315,7 +315,8 @@ class Engine(Closing):
         self._experts.after_run(result.routing, landed, n_decoded, batch.tokens)
         self.times.note(len(batch.tokens) * decodes, host, computing, self._experts.totals)
         if not decodes:
-            wants = dict(zip(batch.sequences, batch.wants_logits, strict=True))  # of the last rows
+            ends = [wants and not batch.wants_states for wants in batch.wants_logits]
+            wants = dict(zip(batch.sequences, ends, strict=True))  # of the last rows
             self._rows.copy_states(_spans(batch), wants)
         return result
 
@@ -437,6 +438,22 @@ class Engine(Closing):
     def full_logits(self, index: int = 0) -> NDArray[np.float32]:
         """Return all logits of the index-th row for which the head ran last: [n_vocab]."""
         return self._programs.full_logits(index)
+
+    @at_checkpoints()
+    def states(self, first: int, n_rows: int) -> NDArray[np.float32]:
+        """Return the states of rows of the last batch, as the output matrix would read them.
+
+        They are [n_rows, width], those from the `first` row on, behind the last norm. That is
+        computed on the host, in float64. Must hold: it `wants_states`, and these rows any.
+        """
+        rows = self._programs.states(first, n_rows).astype(np.float64)
+        scales = 1 / np.sqrt(np.mean(rows**2, axis=1, keepdims=True) + self.spec.norm_eps)
+        normed: NDArray[np.float32] = (rows * scales * self._output_gain).astype(np.float32)
+        return normed
+
+    @cached_property
+    def _output_gain(self) -> NDArray[np.float32]:
+        return self.model.tensors.output_gain.data(self.model.file).view(np.float32)
 
     def routing(self) -> NDArray[np.uint32]:
         """Return the last token's experts: uint32 [n MoE layers, n_used]; empty without experts."""

@@ -50,6 +50,7 @@ def test_a_generation_is_silent(llm: LLM) -> None:
     result = llm.generate(PROMPT, max_tokens=8, temp=0, ignore_eos=True)
     assert len(result.token_ids) == 8
     llm.engine.full_logits()
+    llm.embed([PROMPT, "def f():"], pooling="mean")
     assert llm.engine.device.validation_messages() == []
 
 

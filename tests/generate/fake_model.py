@@ -16,6 +16,7 @@ from vkmoe.generate.runner import Bytes
 
 N_VOCAB = 262  # as tests.generate.conftest.tiny_metadata
 N_LISTED = 64  # of the largest logits
+WIDTH = 8  # of a state
 
 
 class FakeText:
@@ -89,12 +90,21 @@ class FakeModel:
             rows = self.rows[region]
             assert position == len(rows) < self.ctx_size, (position, len(rows))
             rows.append(hash((rows[-1] if rows else 0, token, batch.phase == "prompt")))
-            if wants:
+            if wants and not batch.wants_states:
                 self._logits.append(self._logits_after(rows[-1], token))
         self._last = (batch, [self.rows[region][position] for position, region in
                                 zip(batch.positions, batch.sequences, strict=True)])  # fmt: skip
         routing = np.zeros((len(batch.tokens), 0, 0), np.uint32)
         return RunResult(routing, None, tuple(map(_top, self._logits[: self.max_logit_rows])))
+
+    def states(self, first: int, n_rows: int) -> NDArray[np.float32]:
+        batch, rows = self._last
+        assert batch.wants_states and batch.phase == "prompt"
+        assert n_rows and all(batch.wants_logits[first : first + n_rows]), (batch, first, n_rows)
+        seeds = (row & 0xFFFFFFFFFFFFFFFF for row in rows[first : first + n_rows])
+        return np.stack([
+            np.random.default_rng(seed).normal(size=WIDTH).astype(np.float32) for seed in seeds
+        ])  # fmt: skip
 
     def run_head(self, first: int) -> tuple[TopLogits, ...]:
         batch, rows = self._last

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.engine.tiny import model_path
@@ -144,6 +145,24 @@ def test_a_template_in_place_of_the_models_is_used() -> None:
         assert await llm.apply_template(ASK) == "def main():!"
 
     running(work, chat_template="{{ messages[0].content }}!")
+
+
+def test_embeddings_are_those_of_the_plain_class_beside_replies(
+    plain: LLM, alone: list[str]
+) -> None:
+    wanted = plain.embed(PROMPTS, pooling="mean"), plain.embed(PROMPTS)
+
+    async def work(llm: AsyncLLM) -> None:
+        reply = asyncio.ensure_future(llm.generate(PROMPTS[0], **OPTIONS))
+        found = await asyncio.gather(llm.embed(PROMPTS, pooling="mean"), llm.embed(PROMPTS))
+        np.testing.assert_array_equal(found, wanted)
+        assert (await reply).text == alone[0]
+        one = await llm.embed(PROMPTS[1], pooling="none", normalize=False)
+        np.testing.assert_array_equal(one, plain.embed(PROMPTS[1], pooling="none", normalize=False))
+        with pytest.raises(PromptError):
+            await llm.embed(["a", ""])
+
+    running(work)
 
 
 def test_the_loop_is_free_while_the_model_runs() -> None:

@@ -41,7 +41,7 @@ from vkmoe.experts.records.timing import Computing
 from vkmoe.gpu.backend import Backend, Link, Recording, Submission
 from vkmoe.gpu.program import Bound, Command, Program
 from vkmoe.gpu.token_io import TokenIo
-from vkmoe.gpu.transfer import Readback
+from vkmoe.gpu.transfer import Readback, Transfer
 from vkmoe.interrupts import checkpoint
 from vkmoe.kernels.logits.operations import PROOF_WORDS, CandidatesReader
 from vkmoe.kernels.router.operations import LogViews
@@ -197,6 +197,7 @@ class TokenPrograms(Closing):
         self._worker = worker
         self._lands = decoder.mode.lands  # else the filled words mean nothing
         self._n_vocab, self._picks = decoder.spec.n_vocab, decoder.spec.picks
+        self._width = decoder.spec.width
         self.batch = TokenBatch.one(0, 0, with_logits=False)  # the last one
         self._submissions: list[Submission] = []
         self._submitted_ns = 0  # in submits, by the host's clock, since the start
@@ -372,6 +373,7 @@ class TokenPrograms(Closing):
         if batch.phase == "decode":
             assert n_logits in (0, n_rows), "rows to decode want logits, all or none"
             return BatchKind("decode", size, size if n_logits else 0)
+        n_logits = 0 if batch.wants_states else n_logits
         n_logits = min(n_logits, self._space.logits.n_rows)  # the head runs again for the others
         return BatchKind("prompt", size, next(n for n in (0, *FEW_ROWS) if n >= n_logits))
 
@@ -396,6 +398,20 @@ class TokenPrograms(Closing):
     def full_logits(self, index: int = 0) -> NDArray[np.float32]:
         """Read all logits of the index-th row for which the head ran last: f32 [n_vocab]."""
         return self._logits[index].read().view(np.float32)[: self._n_vocab]
+
+    def states(self, first: int, n_rows: int) -> NDArray[np.float32]:
+        """Read what the last layer left of rows of the last run: f32 [n_rows, width], a copy.
+
+        Must hold: it was of a prompt, and wanted states of these rows. Raises GpuErrors.
+        """
+        assert self.batch.wants_states and all(self.batch.wants_logits[first : first + n_rows])
+        hidden, device = self._space.hidden, self._backend.device
+        row_bytes = 4 * hidden.row_words
+        with Transfer(device) as transfer:
+            memory = self._backend.tensor(hidden)
+            data = transfer.read(memory, first * row_bytes, n_rows * row_bytes)
+        rows = data.view(np.float32).reshape(n_rows, hidden.row_words)
+        return rows[:, : self._width]
 
     def intervals(self) -> list[tuple[int, int]]:
         """Return when each submit of the last run began and ended, in order, in nanoseconds.

@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import TopLogits
+from vkmoe.choices import Pooling
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.generate.constraint import Constraint
 from vkmoe.generate.dry import Dry
 from vkmoe.generate.logprobs import LogProbs, log_probs, of_shares
+from vkmoe.generate.pooling import Pool
 from vkmoe.generate.reply import MarkFinder
 from vkmoe.generate.runner import FetchLogits, bad_logits
 from vkmoe.generate.sampler import Sampler, random_seed
@@ -45,11 +47,12 @@ class Request:
     shown: frozenset[int] = frozenset()  # control tokens that the text shows
     with_routing: bool = False  # the experts that each token uses are kept
     scores_prompt: bool = False  # how likely the prompt's tokens are is kept; needs n_logprobs
+    pooling: Pooling | None = None  # the prompt's embedding is wanted, and no reply; None: a reply
 
     @property
     def reads_all(self) -> bool:
         """Say whether all rows of the prompt are computed, also those that were before."""
-        return self.with_routing or self.scores_prompt
+        return self.with_routing or self.scores_prompt or self.pooling is not None
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class Generation:
         self.n_reused = self.n_decode_steps = self.n_drafted = self.n_accepted = 0
         self.n_generated = 0  # tokens, one that ends the reply included
         self.prompt_logprobs: list[LogProbs] = []  # of its second token on, if it is scored
+        pooling = request.pooling
+        self.pool = Pool(pooling, self.n_prompt) if pooling is not None else None
         self._routing: list[NDArray[np.uint16]] = []  # of each row [n_moe_layers, n_used]
         self._seed = sampling.seed if sampling.seed is not None else random_seed()
         banned = tokenizer.end_ids if request.ignore_eos else ()
@@ -227,6 +232,17 @@ class Generation:
         token = self.tokens[len(self.prompt_logprobs) + 1]
         found = log_probs(token, self._n_logprobs or 0, top, cache(fetch_logits))
         self.prompt_logprobs.append(found)
+
+    def take_states(self, states: NDArray[np.float32]) -> None:
+        """Note the states of the prompt's next tokens [n_tokens, width]. Mutates.
+
+        It ends with the last that its embedding needs. Raises VkmoeError for what is no number.
+        """
+        assert self.pool is not None
+        self.pool.add(states)
+        if self.pool.is_whole:
+            self._prompt_done = self._first_token = time.perf_counter()
+            self.end("stop")
 
     def take_pieces(self) -> list[Piece]:
         """Return the pieces that came since the last call. Mutates."""

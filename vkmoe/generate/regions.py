@@ -123,10 +123,18 @@ class Regions:
         if len(usable) - n_own >= max(_LEAST_COPIED, _LEAST_LOST * len(usable)):
             self.kept.keep(region, usable)
 
-    def release(self, region: int) -> None:
-        """Make a region free; what it holds may be used again. Mutates."""
-        self._regions[region].is_taken = False
+    def release(self, region: int, keeps: bool = True) -> None:
+        """Make a region free. Mutates.
+
+        What it holds may be used again, unless it `keeps` nothing: then it is the next one that a
+        prompt gets which has nothing in common with any.
+        """
+        held = self._regions[region]
+        held.is_taken = False
         self._touch(region)
+        if not keeps:
+            self.go_back(region, 0)
+            held.last_used = 0
 
     def share(self, region: int, tokens: Sequence[int]) -> int:
         """Copy rows of `tokens` into a region where another holds enough more of them. Mutates.

@@ -104,6 +104,12 @@ class BatchRunner(Protocol):
         Of those it is the `first`, counted from 0, and others behind it, `max_logit_rows` at most.
         """
 
+    def states(self, first: int, n_rows: int) -> NDArray[np.float32]:
+        """Return what the head would read of rows of the last batch: [n_rows, width].
+
+        They are those from its `first` row on. Must hold: it `wants_states`, and these rows any.
+        """
+
     def guess(
         self, following: Sequence[int], wanted: Sequence[bool], n_tokens: int
     ) -> list[list[int]]:
@@ -177,9 +183,9 @@ def heads(
         tops, first = runner.run_head(n_done), 0
 
 
-def bad_logits() -> VkmoeError:
-    """Make the error for what is no number, where a model computed a logit."""
+def bad_logits(name: str = "logits") -> VkmoeError:
+    """Make the error for what is no number, where a model computed a logit, or else `name`."""
     return VkmoeError(
-        "the model computed logits that are not numbers (NaN or infinite)",
+        f"the model computed {name} that are not numbers (NaN or infinite)",
         "the file may be damaged, or the driver wrong: try `vkmoe selftest`",
     )

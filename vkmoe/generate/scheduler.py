@@ -213,19 +213,26 @@ class Scheduler:
     def _prompt_rows(self, reading: Sequence[_Sequence]) -> list[_Rows]:
         """Fill a batch with rows of prompts, in turn.
 
-        A prompt that is scored has a batch of its own, as the head runs several times for it.
+        A prompt that is scored has a batch of its own, as the head runs several times for it. Those
+        whose embeddings are wanted have none beside others, as the head does not run.
         """
         parts: list[_Rows] = []
         n_rows, n_ends = self._runner.prompt_rows, self._runner.max_logit_rows
+        embeds = bool(reading) and reading[0].generation.pool is not None
         for sequence in reading:
             generation, region = sequence.generation, sequence.region
-            request = generation.request
-            if n_rows and not (parts and request.scores_prompt):
+            request, pool = generation.request, generation.pool
+            joins = (pool is not None) == embeds and not (parts and request.scores_prompt)
+            if n_rows and joins:
                 prompt = generation.tokens[: generation.n_prompt]
                 if not request.reads_all:
                     generation.n_reused += self.regions.share(region, prompt[:-1])
                 first = self.regions.n_rows(region)
                 rows = tuple(prompt[first : first + n_rows])
+                if pool is not None:
+                    parts.append(_Rows(sequence, first, rows, pool.n_wanted(first, len(rows))))
+                    n_rows -= len(rows)
+                    continue
                 if request.scores_prompt:
                     return [_Rows(sequence, first, rows, len(rows))]
                 ends = first + len(rows) == len(generation.tokens)
@@ -295,7 +302,10 @@ class Scheduler:
         for part in parts:
             routing = result.routing[n_rows : n_rows + len(part.tokens)]
             part.sequence.generation.note_routing(part.position, routing)
-            self._receive(part, result, n_before)
+            if part.sequence.generation.pool is not None:
+                self._receive_states(part, n_rows + len(part.tokens) - part.n_logits)
+            else:
+                self._receive(part, result, n_before)
             n_before, n_rows = n_before + part.n_logits, n_rows + len(part.tokens)
             self._end_turn(part.sequence)
         if self._draft == "mtp":
@@ -356,6 +366,18 @@ class Scheduler:
             if n_rows < self.regions.n_rows(region):
                 self.regions.go_back(region, n_rows)
 
+    def _receive_states(self, part: _Rows, first: int) -> None:
+        """Take the states of a part's rows that want any, of which one is the batch's `first`."""
+        generation = part.sequence.generation
+        generation.n_read = self.regions.n_rows(part.sequence.region)
+        if not part.n_logits:
+            return
+        states = self._runner.states(first, part.n_logits)
+        try:
+            generation.take_states(states)
+        except VkmoeError as error:  # of this sequence's states: the others go on
+            generation.end("interrupt", error)
+
     def _end_turn(self, sequence: _Sequence) -> None:
         """Put a sequence behind the others, and let go of it where its reply has ended. Mutates."""
         others = [each for each in self._running if each is not sequence]
@@ -367,7 +389,8 @@ class Scheduler:
         """Free the region of a sequence. May be called again. Mutates."""
         if sequence in self._running:
             self._running.remove(sequence)
-            self.regions.release(sequence.region)
+            # Few texts are embedded again: conversations need the room.
+            self.regions.release(sequence.region, keeps=sequence.generation.pool is None)
 
     def _fail(self, error: VkmoeError) -> list[Generation]:
         """End all replies that have a region, whose rows are worth nothing now."""
@@ -390,4 +413,5 @@ def _batch(parts: Sequence[_Rows], phase: Phase, later: tuple[int, ...]) -> Toke
         ),
         phase=phase,
         later=later,
+        wants_states=any(part.sequence.generation.pool is not None for part in parts),
     )

@@ -12,10 +12,13 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from numbers import Real
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
+from vkmoe.choices import Pooling
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import UsageError, VkmoeError
 from vkmoe.experts.records.report import ExpertReport
@@ -25,12 +28,13 @@ from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Piece, Request
 from vkmoe.generate.state_files import StateCounts
 from vkmoe.llm.chats import ChatCall, chat_call
+from vkmoe.llm.embeddings import chosen_pooling, embedding_of, embedding_request
 from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.llm.following import FollowedReply
 from vkmoe.llm.llm import LLM
 from vkmoe.llm.messages import Messages
 from vkmoe.llm.options import ChatOptions, RequestOptions, TemplateOptions
-from vkmoe.llm.requests import Prompt, Prompts, with_options
+from vkmoe.llm.requests import Prompt, Prompts, is_list_of_prompts, with_options
 from vkmoe.llm.results import ChatEnd, ChatEvent, ChatResult, GenerationResult, result_of
 from vkmoe.llm.turns import model_closed
 from vkmoe.weights.placer import Progress
@@ -208,7 +212,7 @@ class AsyncLLM:
         **options: Unpack[RequestOptions],
     ) -> GenerationResult | list[GenerationResult]:
         """Generate a whole reply, or those to a list of prompts together, in its order."""
-        if not (isinstance(prompt, list) and prompt and not isinstance(prompt[0], Real)):
+        if not is_list_of_prompts(prompt):
             return await self._result(await self._request(prompt, sampling, options))
         check_prompts(prompt)
         requests = [await self._request(each, sampling, options) for each in prompt]
@@ -253,6 +257,36 @@ class AsyncLLM:
         async with aclosing(self._chat_events(call, streams=True)) as events:
             async for event in events:
                 yield event
+
+    # ----- embeddings -----
+
+    @overload
+    async def embed(
+        self, texts: Prompt, *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    async def embed(
+        self,
+        texts: list[str] | list[list[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+    ) -> list[NDArray[np.float32]]: ...
+
+    async def embed(
+        self, texts: Any, *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Compute the embedding of a text, float32 [width], or of each text of a list."""
+        check_kind("normalize", normalize, bool, "use true or false")
+        llm = self._llm
+        chosen = chosen_pooling(llm, pooling)
+        given = texts if is_list_of_prompts(texts) else [texts]
+        requests = await asyncio.to_thread(
+            lambda: [embedding_request(llm, text, chosen) for text in given]
+        )
+        found = await _together([self._embedding(request, normalize) for request in requests])
+        return found if given is texts else found[0]
 
     # ----- texts and tokens -----
 
@@ -306,6 +340,14 @@ class AsyncLLM:
                 pieces += each.pieces
         _check_whole(reply)
         return result_of(reply.generation, pieces, load_seconds)
+
+    async def _embedding(self, request: Request, normalize: bool) -> NDArray[np.float32]:
+        reply = self._begun(request)
+        async with aclosing(reply.news()) as news:
+            async for _ in news:
+                pass
+        _check_whole(reply)
+        return embedding_of(reply.generation, normalize)
 
     async def _chat_events(self, call: ChatCall, streams: bool) -> AsyncGenerator[ChatEvent, None]:
         reply = self._begun(call.request)

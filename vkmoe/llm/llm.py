@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from typing import Any, Unpack, get_args, overload
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from vkmoe.batch import Phase
 from vkmoe.catalogue import fetcher
-from vkmoe.choices import DraftWay
+from vkmoe.choices import DraftWay, Pooling
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.engine import Engine
@@ -44,6 +43,7 @@ from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
 from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.llm.chats import ChatCall, ChatReader, chat_call, template_text
+from vkmoe.llm.embeddings import chosen_pooling, embedding_of, embedding_request
 from vkmoe.llm.files import file_of, read_tokenizer
 from vkmoe.llm.messages import Messages
 from vkmoe.llm.options import (
@@ -52,7 +52,14 @@ from vkmoe.llm.options import (
     SamplingOptions,
     TemplateOptions,
 )
-from vkmoe.llm.requests import Prompt, Prompts, check_request, prompt_tokens, with_options
+from vkmoe.llm.requests import (
+    Prompt,
+    Prompts,
+    check_request,
+    is_list_of_prompts,
+    prompt_tokens,
+    with_options,
+)
 from vkmoe.llm.results import ChatEnd, ChatEvent, ChatResult, GenerationResult, result_of
 from vkmoe.llm.saved_states import SavedStates
 from vkmoe.llm.turns import News, Turns
@@ -282,7 +289,7 @@ class LLM(Closing, SavedStates):
 
         All options are those of `request`. `last_statistics` are those of the last prompt.
         """
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], Real):
+        if is_list_of_prompts(prompt):
             found = dict(self.generate_many(prompt, sampling, **options))
             return [found[index] for index in range(len(prompt))]
         ((_, result),) = self.generate_many([prompt], sampling, **options)
@@ -330,6 +337,44 @@ class LLM(Closing, SavedStates):
         with self._turns.taken() as scheduler:
             scheduler.regions.forget()
             scheduler.regions.kept.forget()
+
+    # ----- embeddings -----
+
+    @overload
+    def embed(
+        self, texts: Prompt, *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def embed(
+        self,
+        texts: list[str] | list[list[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+    ) -> list[NDArray[np.float32]]: ...
+
+    def embed(
+        self, texts: Any, *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Compute the embedding of a text, float32 [width], or of each text of a list.
+
+        It is made from the state that the last norm leaves of each token. `pooling`: "mean" of all
+        tokens, that of the first ("cls") or the "last" one, or "none": all [n_tokens, width].
+        Without it the model's file decides, or else it is "last". `normalize`: each vector has
+        length 1. Raises PromptError for a text that is empty or does not fit, and UsageError.
+        """
+        check_kind("normalize", normalize, bool, "use true or false")
+        chosen = chosen_pooling(self, pooling)
+        given = texts if is_list_of_prompts(texts) else [texts]
+        requests = [embedding_request(self, text, chosen) for text in given]
+        found = dict[int, NDArray[np.float32]]()
+        with closing(self._run(requests)) as news:
+            for index, generation, _, are_last in news:
+                if are_last and generation.error is None:
+                    found[index] = embedding_of(generation, normalize)
+        embeddings = [found[index] for index in range(len(requests))]
+        return embeddings if given is texts else embeddings[0]
 
     # ----- texts and tokens -----
 

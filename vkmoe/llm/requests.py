@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from numbers import Real
+from typing import Any, TypeGuard, TypeVar
 
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError
@@ -28,6 +29,11 @@ def with_options(kind: type[Config], config: Config | None, options: dict[str, A
         )
     check_names(options, known)
     return replace(config or kind(), **options)
+
+
+def is_list_of_prompts(given: object) -> TypeGuard[list[Any]]:
+    """Say whether a call was given several prompts, and not a text or the ids of one."""
+    return isinstance(given, list) and bool(given) and not isinstance(given[0], Real)
 
 
 def prompt_tokens(
