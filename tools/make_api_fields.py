@@ -21,7 +21,7 @@ import typing_extensions
 from anthropic.types import message_count_tokens_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_tokens_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
@@ -36,6 +36,7 @@ SOURCES: dict[str, tuple[Any, ...]] = {
         message_count_tokens_params.MessageCountTokensParams,
         beta_count_tokens_params.MessageCountTokensParams,
     ),
+    "embeddings": (embedding_create_params.EmbeddingCreateParams,),
 }
 # Of tools, those that a client runs: others are refused as a whole, or left out of the answer.
 TOOLS = ("BetaToolParam", "ChatCompletionFunctionToolParam", "FunctionToolParam", "ToolParam")

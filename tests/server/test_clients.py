@@ -292,7 +292,7 @@ def test_errors_are_those_that_clients_know(calling: Served, client: openai.Open
         )
     assert refused.value.code == "context_length_exceeded"
     with pytest.raises(openai.APIStatusError) as missing:
-        client.embeddings.create(model="demo", input="x")
+        client.moderations.create(input="x")
     assert missing.value.status_code == 501
     with pytest.raises(anthropic.BadRequestError, match="no tool"):
         tool: Any = {"name": "weather", "input_schema": WEATHER}

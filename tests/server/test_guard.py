@@ -238,7 +238,7 @@ def test_a_wrong_field_is_named_in_anthropics_form(server: Served) -> None:
 def test_what_there_is_not_says_so(server: Served) -> None:
     assert error_of(server.client.get("/v1/nothing"), 404)["type"] == "not_found_error"
     assert error_of(server.client.get("/v1/models/other"), 404)["param"] == "model"
-    assert error_of(server.post("/v1/embeddings", {}), 501)["type"] == "not_supported_error"
+    assert error_of(server.post("/v1/moderations", {}), 501)["type"] == "not_supported_error"
     assert error_of(server.client.get(TEXT), 405)["type"] == "invalid_request_error"
 
 

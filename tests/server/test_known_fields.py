@@ -13,6 +13,7 @@ import pytest
 from tests.server.conftest import Served
 from vkmoe.server.api.chat import ChatFields
 from vkmoe.server.api.completions import CompletionFields
+from vkmoe.server.api.embeddings import EmbeddingFields
 from vkmoe.server.api.messages import _CountFields, _MessageFields
 from vkmoe.server.api.responses import _ResponseFields
 from vkmoe.server.fields import Body
@@ -27,6 +28,7 @@ BODIES: dict[str, type[Body]] = {
     "responses": _ResponseFields,
     "messages": _MessageFields,
     "count_tokens": _CountFields,
+    "embeddings": EmbeddingFields,
 }
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -30,7 +30,7 @@ from vkmoe.generate.state_files import StateCounts
 from vkmoe.llm.chats import ChatCall, chat_call
 from vkmoe.llm.embeddings import chosen_pooling, embedding_of, embedding_request
 from vkmoe.llm.engine_thread import EngineThread
-from vkmoe.llm.following import FollowedReply
+from vkmoe.llm.following import FollowedReply, together
 from vkmoe.llm.llm import LLM
 from vkmoe.llm.messages import Messages
 from vkmoe.llm.options import ChatOptions, RequestOptions, TemplateOptions
@@ -216,7 +216,7 @@ class AsyncLLM:
             return await self._result(await self._request(prompt, sampling, options))
         check_prompts(prompt)
         requests = [await self._request(each, sampling, options) for each in prompt]
-        return await _together([self._result(request) for request in requests])
+        return await together([self._result(request) for request in requests])
 
     async def stream(
         self,
@@ -279,13 +279,12 @@ class AsyncLLM:
     ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Compute the embedding of a text, float32 [width], or of each text of a list."""
         check_kind("normalize", normalize, bool, "use true or false")
-        llm = self._llm
-        chosen = chosen_pooling(llm, pooling)
+        chosen = chosen_pooling(self._llm, pooling)
         given = texts if is_list_of_prompts(texts) else [texts]
-        requests = await asyncio.to_thread(
-            lambda: [embedding_request(llm, text, chosen) for text in given]
+        requests = await self._off_loop(
+            lambda llm: [embedding_request(llm, text, chosen) for text in given]
         )
-        found = await _together([self._embedding(request, normalize) for request in requests])
+        found = await together([self._embedding(request, normalize) for request in requests])
         return found if given is texts else found[0]
 
     # ----- texts and tokens -----
@@ -374,14 +373,3 @@ def _check_whole(reply: FollowedReply) -> None:
     """Raise UsageError for a reply that ended because the model is being closed."""
     if reply.generation.finish_reason == "interrupt":
         raise model_closed()
-
-
-async def _together(work: Sequence[Awaitable[Result]]) -> list[Result]:
-    """Wait for all of these; where one fails, or this is cancelled, the others are cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

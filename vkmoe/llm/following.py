@@ -6,12 +6,14 @@ The engine's thread writes, the event loop reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
 from vkmoe.llm.engine_thread import EngineThread
+
+Result = TypeVar("Result")
 
 
 class News(NamedTuple):
@@ -74,3 +76,14 @@ class FollowedReply:
     def statistics(self) -> GenerationStatistics:
         """Return what it took until now, or until it ended."""
         return self.generation.statistics(load_seconds=0.0)
+
+
+async def together(work: Sequence[Awaitable[Result]]) -> list[Result]:
+    """Wait for all of these; where one fails, or this is cancelled, the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,6 +21,7 @@ from vkmoe.errors import VkmoeError
 from vkmoe.server.api import facts, ollama, ollama_models
 from vkmoe.server.api.chat import answer_chat, count_chat
 from vkmoe.server.api.completions import complete
+from vkmoe.server.api.embeddings import embed, embed_natively
 from vkmoe.server.api.experts import change_experts, show_experts, stream_experts, why
 from vkmoe.server.api.messages import answer_message, count_tokens
 from vkmoe.server.api.native import fill_in, go_on
@@ -74,6 +75,9 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("POST", "/responses/input_tokens", count_response),
     ("POST", "/v1/messages", answer_message),
     ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/v1/embeddings", embed),
+    ("POST", "/embeddings", embed_natively),
+    ("POST", "/embedding", embed_natively),
     ("POST", "/tokenize", facts.tokenize),
     ("POST", "/detokenize", facts.detokenize),
     ("POST", "/apply-template", facts.apply_template),
@@ -96,7 +100,6 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
 )
 # Of APIs that clients may expect here, what vkmoe does not do.
 _NOT_THERE = (
-    "/v1/embeddings",
     "/v1/audio/{rest:path}",
     "/v1/images/{rest:path}",
     "/v1/moderations",

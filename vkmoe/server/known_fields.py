@@ -12,7 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 from vkmoe.server.errors import ApiError
 
-Api = Literal["chat", "completions", "native", "responses", "messages", "count_tokens", "ollama"]
+Api = Literal[
+    "chat", "completions", "native", "responses", "messages", "count_tokens", "embeddings", "ollama"
+]  # fmt: skip
 
 MOST_ITEMS = 1 << 16  # of a list, token ids aside
 
@@ -182,6 +184,10 @@ REFUSED: Mapping[Api, Mapping[str, Refused]] = {
     },
     "count_tokens": _OF_MESSAGES,
     "ollama": {"images": Refused(_NO_AUDIO), "messages.images": Refused(_NO_AUDIO)},
+    "embeddings": {
+        "add_special_tokens": Refused("send token ids for a text without them", (True,)),
+        "truncate_prompt_tokens": Refused("nothing is cut off from a text"),
+    },
 }
 
 _OPENAI = {
@@ -229,6 +235,7 @@ NO_EFFECT: Mapping[Api, Set[str]] = {
         *(f"options.{name}" for name in ("num_batch", "num_ctx", "num_gpu", "num_thread")),
         *("options.main_gpu", "options.num_keep", "options.use_mmap"),
     },
+    "embeddings": {"user"},
 }
 
 

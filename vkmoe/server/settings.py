@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vkmoe.choices import Pooling
 from vkmoe.errors import UsageError
 from vkmoe.option_fields import check_fields, option
 
@@ -92,6 +93,19 @@ class ServerSettings:
     )
     max_queue: int = option(64, "Most requests that wait for their turn.", minimum=0)
     timeout: float = option(600.0, "Seconds until a reply is ended; 0: never.", minimum=0)
+    pooling: Pooling | None = option(
+        None,
+        "How the states of a text's tokens become its embedding: their mean, that of the first "
+        "token (cls) or of the last, or all of them (none). Default: as the model's file has it.",
+    )
+    embd_normalize: int = option(
+        2,
+        "By which norm embeddings are divided: 1: the sum of all values, 2: their length, or that "
+        "of a higher order; 0: the largest value becomes 32760; -1: by none.",
+        minimum=-1,
+        maximum=64,
+        metavar="N",
+    )
     reasoning: Reasoning = option(
         "auto",
         "Whether the model thinks before it answers, where requests do not say: on, off, or as its "

@@ -27,7 +27,7 @@ Object = dict[str, Any]
 MOST_TOGETHER = 64  # prompts of a request
 
 
-class _Prompt(Body):
+class TextBesideMedia(Body):
     """Describes a prompt beside which media may be."""
 
     prompt_string: str
@@ -38,7 +38,7 @@ class NativeFields(FormFields, ReplyFields):
     """Describes the body of a request for a completion in llama-server's form."""
 
     api = "native"
-    prompt: str | _Prompt | Many[int | str | _Prompt | list[int | str]]
+    prompt: str | TextBesideMedia | Many[int | str | TextBesideMedia | list[int | str]]
     n_probs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
@@ -59,29 +59,31 @@ class _Other(Body):
 class InfillFields(NativeFields):
     """Describes the body of a request to fill a gap; `prompt` is how the text in it begins."""
 
-    prompt: str | _Prompt | Many[int | str | _Prompt | list[int | str]] = ""
+    prompt: str | TextBesideMedia | Many[int | str | TextBesideMedia | list[int | str]] = ""
     input_prefix: str
     input_suffix: str
     input_extra: Many[_Other] | None = None
 
 
-Given = str | _Prompt | Sequence[int | str]
+Given = str | TextBesideMedia | Sequence[int | str]
 
 
-def _prompts(given: str | _Prompt | Sequence[Any]) -> list[Given]:
-    """List the prompts of a request: one, or several in a list."""
-    if isinstance(given, str | _Prompt) or any(isinstance(each, int) for each in given):
+def prompts_of(
+    given: str | TextBesideMedia | Sequence[Any], most: int = MOST_TOGETHER, param: str = "prompt"
+) -> list[Given]:
+    """List the prompts of a request, in its field `param`: one, or several in a list."""
+    if isinstance(given, str | TextBesideMedia) or any(isinstance(each, int) for each in given):
         return [given]
     if not given:
-        raise ApiError(400, "the prompt is empty", param="prompt")
-    if len(given) > MOST_TOGETHER:
-        raise ApiError(400, f"at most {MOST_TOGETHER} replies at once", param="prompt")
+        raise ApiError(400, "the prompt is empty", param=param)
+    if len(given) > most:
+        raise ApiError(400, f"at most {most} prompts at once", param=param)
     return list(given)
 
 
-async def _encoded(service: Service, llm: LLM, given: Given) -> Sequence[int]:
+async def encoded(service: Service, llm: LLM, given: Given) -> Sequence[int]:
     """Return the tokens of a prompt: a text, or texts among token ids. Raises ApiError."""
-    if isinstance(given, _Prompt):
+    if isinstance(given, TextBesideMedia):
         if given.multimodal_data:
             raise ApiError(400, "the model reads text alone", param="prompt.multimodal_data")
         given = given.prompt_string
@@ -100,7 +102,7 @@ async def go_on(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a completion in llama-server's form."""
     asked = await read_body(request, NativeFields)
     llm = service.engine.llm
-    prompts = [await _encoded(service, llm, each) for each in _prompts(asked.prompt)]
+    prompts = [await encoded(service, llm, each) for each in prompts_of(asked.prompt)]
     return await _replied(service, request, asked, llm, prompts)
 
 
@@ -168,7 +170,7 @@ class _Answer:
         self, service: Service, llm: LLM, asked: NativeFields, replies: list[Reply]
     ) -> None:
         self._service, self._llm, self._asked, self._replies = service, llm, asked, replies
-        self._is_list = isinstance(asked.prompt, list) and len(_prompts(asked.prompt)) > 1
+        self._is_list = isinstance(asked.prompt, list) and len(prompts_of(asked.prompt)) > 1
         self._reading = [ReadingNews(reply) for reply in replies]
 
     async def whole(self) -> Any:

@@ -162,6 +162,28 @@ class NativeShape(TypedDict):
     timings: Object
 
 
+class _Embedding(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsShape(TypedDict):
+    """Holds the vectors of texts: numbers, or their bytes in base64."""
+
+    object: Literal["list"]
+    data: list[_Embedding]
+    model: str
+    usage: dict[str, int]
+
+
+class NativeEmbeddingShape(TypedDict):
+    """Holds the vector of a text, or those of its tokens, in llama-server's form."""
+
+    index: int
+    embedding: list[list[float]]
+
+
 class _ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
