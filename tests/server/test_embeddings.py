@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,26 +143,55 @@ def test_a_text_that_does_not_fit_is_refused_with_the_usual_error(server: Served
 
 
 def test_more_texts_than_may_wait_are_embedded_beside_replies(plain: LLM) -> None:
-    """A reply under way is the one of a server that does nothing else."""
+    """A reply under way is the one of a server that does nothing else; a full queue refuses all."""
     asked = {"prompt": TEXTS[0], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-    with serving(max_queue=1) as served:
+    with serving(max_queue=0) as served:
         served.wait()
         alone = served.post("/v1/completions", asked).json()["choices"][0]["text"]
-        replies: list[str] = []
+        held, refusals = hold_runs(served.engine.llm), list[Any]()
 
-        def reply() -> None:
-            replies.append(served.post("/v1/completions", asked).json()["choices"][0]["text"])
+        def n_there() -> int:
+            return served.engine.n_running + served.engine.n_waiting
 
-        thread = threading.Thread(target=reply)
-        thread.start()
-        texts = [f"x{index} = {index}" for index in range(40)]
-        found = numbers(served.post("/v1/embeddings", {"input": texts}))
-        thread.join(60)
-        assert replies == [alone]
+        with ThreadPoolExecutor(3) as threads:
+            replies = [threads.submit(served.post, "/v1/completions", asked) for _ in range(2)]
+            wait_until(lambda: n_there() == 2)
+            refusals.append(served.post("/v1/embeddings", {"input": "a"}))
+            held.set()
+            wait_until(lambda: n_there() == 0)
+            held.clear()
+            replies.append(threads.submit(served.post, "/v1/completions", asked))
+            wait_until(lambda: n_there() == 1)
+            texts = [f"x{index} = {index}" for index in range(20)]
+            asking = threads.submit(served.post, "/v1/embeddings", {"input": texts})
+            wait_until(lambda: n_there() == 2)
+            held.set()
+            found = numbers(asking.result(60))
+            assert [each.result(60).json()["choices"][0]["text"] for each in replies] == 3 * [alone]
         np.testing.assert_array_equal(found, plain.embed(texts))
-        counts = served.client.get("/metrics").text
-        assert "vkmoe_requests_total 42.0" in counts
+        assert refusals[0].status_code == 503
+        assert refusals[0].json()["error"]["code"] == "queue_full"
+        assert "vkmoe_requests_total 24.0" in served.client.get("/metrics").text
         served.is_idle()
+
+
+def hold_runs(llm: LLM) -> threading.Event:
+    """Keep each run of a model from ending until the event is set."""
+    event = threading.Event()
+
+    def hold(*_: object) -> None:
+        assert event.wait(60)
+
+    llm.scheduler.after_run = hold
+    return event
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if is_so():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never is")
 
 
 def test_a_client_that_leaves_ends_its_embeddings(server: Served) -> None:

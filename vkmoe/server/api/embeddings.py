@@ -123,7 +123,7 @@ async def embeddings_of(
 
     async def take_turns() -> None:
         for index, each in left:
-            reply = await _begun(service, each, is_first=not found)
+            reply = await _begun(service, each, is_first=not replies)
             replies.append(reply)
             async for _ in reply.news():
                 pass
@@ -135,7 +135,7 @@ async def embeddings_of(
 
 
 async def _begun(service: Service, request: Request, is_first: bool) -> Reply:
-    """Let an embedding begin; once some are done, no full queue keeps the others out."""
+    """Let an embedding begin; behind the first of a request they wait where the queue is full."""
     while True:
         try:
             (reply,) = service.begin([request])
