@@ -18,8 +18,8 @@ from tests.server.conftest import Served, run_async, serving
 from tests.server.test_clients import ASK, TEMPLATE, TOOL, WEATHER, is_asked, with_template
 from vkmoe.config import EngineConfig
 from vkmoe.llm import LLM
-from vkmoe.server.api import ollama as answers
-from vkmoe.server.api import ollama_models
+from vkmoe.server.api.ollama import models as ollama_models
+from vkmoe.server.api.ollama import replies as answers
 
 THINKS = (
     "{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
@@ -379,7 +379,6 @@ def test_a_request_for_nothing_loads_or_unloads(client: ollama.Client) -> None:
         ("show", {"model": "other"}, 404, "model 'other' not found"),
         ("show", {}, 400, "model is required"),
         ("pull", {"model": "other"}, 501, "vkmoe has no /api/pull"),
-        ("embed", {"model": "d", "input": "x"}, 501, "vkmoe has no /api/embed"),
         ("nothing", {}, 404, "there is nothing"),
     ],
 )  # fmt: skip
@@ -465,3 +464,15 @@ def test_types_of_files_have_the_names_of_the_format() -> None:
 def test_the_template_of_the_calling_model_is_the_one_of_other_clients(calling: Served) -> None:
     with client_of(calling) as client:
         assert client.show("demo").template == TEMPLATE
+
+
+def test_embeddings_are_those_of_openai_s_form(client: ollama.Client, server: Served) -> None:
+    texts = ["def f():", "x = [1]"]
+    data = server.post("/v1/embeddings", {"input": texts}).json()["data"]
+    found = client.embed("demo", texts)
+    assert [list(each) for each in found.embeddings] == [each["embedding"] for each in data]
+    assert len(client.embed("demo", texts[0], dimensions=8).embeddings[0]) == 8
+    old = client.embeddings("demo", texts[0]).embedding
+    assert sum(x * x for x in old) ** 0.5 > 1.5
+    with pytest.raises(ollama.ResponseError, match="empty"):
+        client.embed("demo", "")

@@ -18,13 +18,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vkmoe import __version__
 from vkmoe.errors import VkmoeError
-from vkmoe.server.api import facts, ollama, ollama_models
+from vkmoe.server.api import facts
 from vkmoe.server.api.chat import answer_chat, count_chat
 from vkmoe.server.api.completions import complete
 from vkmoe.server.api.embeddings import embed, embed_natively
 from vkmoe.server.api.experts import change_experts, show_experts, stream_experts, why
 from vkmoe.server.api.messages import answer_message, count_tokens
 from vkmoe.server.api.native import fill_in, go_on
+from vkmoe.server.api.ollama import embeddings as ollama_embeddings
+from vkmoe.server.api.ollama import models as ollama_models
+from vkmoe.server.api.ollama import replies as ollama
 from vkmoe.server.api.responses import answer_response, count_response
 from vkmoe.server.api.slot_files import act_on_slot
 from vkmoe.server.errors import ApiError, api_error
@@ -91,6 +94,8 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/metrics", facts.metrics),
     ("GET", "/lora-adapters", facts.lora_adapters),
     ("POST", "/api/chat", ollama.chat),
+    ("POST", "/api/embed", ollama_embeddings.embed),
+    ("POST", "/api/embeddings", ollama_embeddings.embed_one),
     ("POST", "/api/generate", ollama.generate),
     ("GET", "/api/tags", ollama_models.tags),
     ("POST", "/api/show", ollama_models.show),
@@ -108,7 +113,6 @@ _NOT_THERE = (
     "/v1/batches{rest:path}",
     "/v1/rerank",
     *(f"/api/{name}" for name in ("pull", "push", "create", "copy", "delete", "blobs/{rest:path}")),
-    *(f"/api/{name}" for name in ("embed", "embeddings")),
 )
 OPEN_PATHS = ("/health", "/v1/health", "/", "/page/")
 

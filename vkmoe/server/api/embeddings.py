@@ -63,7 +63,7 @@ class EmbeddingFields(Body):
     embd_normalize: Annotated[int, Field(ge=NO_NORM, le=_MOST_ORDER)] | None = None
 
 
-class _Embedded(NamedTuple):
+class Embedded(NamedTuple):
     """Holds the vectors of the texts of a request, and how many tokens these have in all."""
 
     vectors: list[Floats]  # each [width], or [n_tokens, width] where nothing is pooled
@@ -76,10 +76,7 @@ async def embed(service: Service, request: HttpRequest) -> Response:
     asked, llm = await read_body(request, EmbeddingFields), service.engine.llm
     if asked.input is None:  # `content` asks for llama-server's form
         return await _answer_natively(service, request, llm, asked)
-    pooling = await service.off_loop(lambda: chosen_pooling(llm, service.settings.pooling))
-    if pooling == "none":
-        raise ApiError(400, "pooling 'none' has no vector for a text: use /embeddings")
-    found = await _embedded(service, request, llm, asked, pooling)
+    found = await embedded(service, request, asked)
     is_packed = asked.encoding_format == "base64"
     answer = {
         "object": "list",
@@ -108,6 +105,15 @@ async def _answer_natively(
     found = await _embedded(service, request, llm, asked, pooling)
     answer = [{"index": i, "embedding": np.atleast_2d(x)} for i, x in enumerate(found.vectors)]
     return await service.off_loop(lambda: json_answer(_listed(answer)), is_long=True)
+
+
+async def embedded(service: Service, request: HttpRequest, asked: EmbeddingFields) -> Embedded:
+    """Compute one vector for each text of a request. Raises ApiError, and ClientGone."""
+    llm = service.engine.llm
+    pooling = await service.off_loop(lambda: chosen_pooling(llm, service.settings.pooling))
+    if pooling == "none":
+        raise ApiError(400, "pooling 'none' has no vector for a text: use /embeddings")
+    return await _embedded(service, request, llm, asked, pooling)
 
 
 async def embeddings_of(
@@ -148,7 +154,7 @@ async def _begun(service: Service, request: Request, is_first: bool) -> Reply:
 
 async def _embedded(
     service: Service, request: HttpRequest, llm: LLM, asked: EmbeddingFields, pooling: Pooling
-) -> _Embedded:
+) -> Embedded:
     """Compute what a request asks for. Raises ApiError, and ClientGone."""
     texts = await _encoded(service, llm, asked)
     width, order = llm.spec.width, asked.embd_normalize
@@ -163,7 +169,7 @@ async def _embedded(
     cut = [each[..., : asked.dimensions] for each in vectors]
     # llama-server leaves the states of single tokens as they are.
     vectors = [normalized(each, NO_NORM if pooling == "none" else order) for each in cut]
-    return _Embedded(vectors, sum(map(len, texts)))
+    return Embedded(vectors, sum(map(len, texts)))
 
 
 async def _encoded(service: Service, llm: LLM, asked: EmbeddingFields) -> list[Sequence[int]]:

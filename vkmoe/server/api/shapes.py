@@ -269,6 +269,22 @@ class OllamaTextShape(_OllamaReply):
     context: NotRequired[list[int]]
 
 
+class OllamaEmbeddingsShape(TypedDict):
+    """Holds vectors of texts, in Ollama's form."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int  # nanoseconds
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingShape(TypedDict):
+    """Holds the vector of a text, in the form of older clients of Ollama."""
+
+    embedding: list[float]
+
+
 class VersionShape(TypedDict):
     """Says which version of an API is spoken."""
 

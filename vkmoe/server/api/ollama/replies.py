@@ -24,7 +24,7 @@ from vkmoe.llm import LLM
 from vkmoe.server.api.begun import Begun, begin, begin_text, checked_tools, joined
 from vkmoe.server.api.blocks import BlockEvent, Blocks
 from vkmoe.server.api.figures import token_figures
-from vkmoe.server.api.ollama_models import capabilities, now
+from vkmoe.server.api.ollama.models import capabilities, now
 from vkmoe.server.api.shapes import OllamaChatShape, OllamaTextShape
 from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, Number, ReplyFields, Tokens, read_body

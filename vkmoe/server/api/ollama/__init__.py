@@ -1,0 +1,1 @@
+"""This package answers the requests of Ollama's clients, in its forms."""
