@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -113,25 +114,43 @@ def test_ids_of_any_length_become_those_that_mistral_takes() -> None:
 
 
 def test_gpt_oss_gets_thoughts_under_its_own_name() -> None:
-    source = ALL + "{# message.thinking #}"
+    source = ALL + "{# message.thinking: no content and thinking beside a call #}"
     thoughtful = {"role": "assistant", "content": "Well.", "reasoning_content": "Why?"}
     assert seen(thoughtful, source=source)[0]["thinking"] == "Why?"
     (message,) = seen({**thoughtful, "tool_calls": [CALL]}, source=source)
     assert (message["thinking"], message["content"]) == ("Why?\n\nWell.", "")
     assert "thinking" not in seen(thoughtful)[0]
+    (message,) = seen({**thoughtful, "tool_calls": [CALL]}, source=ALL + "{# message.thinking #}")
+    assert (message["thinking"], message["content"]) == ("Why?", "Well.")
 
 
 def test_tools_are_a_list_of_objects_or_none() -> None:
-    chat = ChatTemplate("{{ tools | tojson }}{# tool.description + #}")
+    chat = ChatTemplate("{{ tools | tojson }}")
     assert chat.render([USER], tools=[]) == chat.render([USER]) == "null"
     tool = {"type": "function", "function": {"name": "now"}}
-    described = {"type": "function", "function": {"name": "now", "description": ""}}
-    assert json.loads(chat.render([USER], tools=[tool])) == [described]
-    assert json.loads(ChatTemplate("{{ tools | tojson }}").render([USER], tools=[tool])) == [tool]
+    assert json.loads(chat.render([USER], tools=[tool])) == [tool]
     wrong: Any
     for wrong in (5, {"a": 1}, ["add"]):
         with pytest.raises(PromptError, match="no list of objects"):
             chat.render([USER], tools=wrong)
+
+
+def test_a_template_that_wants_more_of_tools_gets_it() -> None:
+    """Some fail without a description, without the types inside a schema, or without a list."""
+    schema = {"type": "object", "properties": {"x": {"type": "array"}, "y": {"type": "object"}}}
+    tool = {"type": "function", "function": {"name": "now", "parameters": schema}}
+    need = "{{ 'is ' + f.description ~ f.parameters.properties.x['items'].missing }}"
+    chat = ChatTemplate("{% for t in tools %}{% set f = t.function %}" + need + "{% endfor %}")
+    assert (chat.render([USER], tools=[tool]), chat.render([USER])) == ("is ", "")
+    deep = ChatTemplate("{{ tools[0].function.parameters.properties.y.additionalProperties.type }}")
+    assert deep.render([USER], tools=[tool]) == ""
+    fire = ChatTemplate("{{ 'on ' + datetime + ': ' + functions }}")
+    assert re.fullmatch(r"on \d{4}-\d\d-\d\d: ", fire.render([USER]))
+    assert '"name": "now"' in fire.render([USER], tools=[tool])
+    with pytest.raises(PromptError, match="roles"):  # the first error is the one that counts
+        ChatTemplate("{{ 1 / 0 if functions else raise_exception('roles') }}").render(
+            [USER], tools=[tool]
+        )
 
 
 def test_what_is_no_json_is_refused() -> None:

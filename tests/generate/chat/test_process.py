@@ -62,7 +62,9 @@ def test_a_template_that_never_compiles_is_refused(started: Started) -> None:
 def test_a_rendering_cannot_take_all_memory() -> None:
     doubling = "{% set ns = namespace(s='x') %}{% for i in range(40) %}"
     doubling += "{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
-    for source in (doubling, "{{ 'x'.ljust(10 ** 11) }}"):
+    growing = "{% set l = ['x' * 99999] %}{% for i in range(99999) %}{% for j in range(99999) %}"
+    growing += "{% set _ = l.append(l[0] ~ j) %}{% endfor %}{% endfor %}"
+    for source in (doubling, growing, "{{ 'x'.ljust(10 ** 11) }}"):
         with pytest.raises(PromptError, match=r"MemoryError|process ended|longer than"):
             ChatTemplate(source).render(HELLO)
 

@@ -140,6 +140,38 @@ def test_a_broken_template_is_one_clear_line(source: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_template_may_change_lists_of_its_own() -> None:
+    made = "{% set l = ['b'] %}{% set _ = l.append('c') %}{{ l.pop(0) }}{{ l | join }}"
+    assert ChatTemplate(made).render(HELLO) == "bc"
+    held = "{% set n = namespace(ids=[]) %}{% set _ = n.ids.append(messages) %}{{ n.ids | length }}"
+    assert ChatTemplate(held).render(HELLO) == "1"
+
+
+def test_a_generator_is_written_as_a_list() -> None:
+    chat = ChatTemplate("{{ messages | map(attribute='content') | tojson }}")
+    assert chat.render(HELLO) == '["Hi"]'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set _ = messages.append(1) %}",
+        "{% set _ = messages.pop() %}",
+        "{% set _ = tools[0].parts.append(1) %}",
+        "{% set _ = [messages][0].append(1) %}",
+        "{% set l = [1] %}{% set _ = l.extend([2]) %}",
+        "{% set l = [1] %}{% set _ = l.clear() %}",
+        "{% set d = {'a': 1} %}{% set _ = d.pop('a') %}",
+        "{% set l = [1] %}{{ l.__class__.__mro__ }}",
+        "{% set l = [1] %}{{ l.append.__self__.x }}",
+        "{{ messages | tojson(default=messages.append) }}",
+    ],
+)
+def test_a_template_changes_nothing_that_it_was_given(source: str) -> None:
+    with pytest.raises(PromptError, match=r"unsafe|undefined|failed"):
+        ChatTemplate(source).render(HELLO, tools=[{"parts": []}])
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

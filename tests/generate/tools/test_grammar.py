@@ -13,11 +13,9 @@ from tests.generate.conftest import with_tokens
 from vkmoe.errors import PromptError
 from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.tools import ToolFamily, family_of, reply_grammar
-from vkmoe.generate.tools.families import FamilyName
-from vkmoe.generate.tools.marked import DEEPSEEK as D
 from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
 
-from .replies import FAMILIES, NOW, THINK, events_of, joined, tool
+from .replies import FAMILIES, NOW, TEMPLATES, D, events_of, joined, takes, tool
 from .test_parser import HARMONY_THOUGHT, V3, V31
 
 
@@ -34,7 +32,7 @@ TOOLS = [
 ADD_TAGS = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 ADD_JSON = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 # One call, what stands between calls or None, what begins and ends all, a thought before it.
-FORMS: dict[FamilyName, tuple[str, str | None, str, str, str]] = {
+FORMS: dict[str, tuple[str, str | None, str, str, str]] = {
     "hermes": (ADD_JSON, "\n", "", "", "<think>\nhm\n</think>\n\n"),
     "qwen-coder": (ADD_TAGS, "\n", "", "", "<think>\nhm\n</think>\n\n"),
     "harmony": (
@@ -53,19 +51,8 @@ FORMS: dict[FamilyName, tuple[str, str | None, str, str, str]] = {
 }
 
 
-def takes(grammar: str, text: str) -> bool:
-    """Whether a grammar takes all of `text`, and may end there."""
-    tokenizer = llguidance.LLTokenizer("byte")
-    source = llguidance.grammar_from("lark", grammar)
-    assert llguidance.LLMatcher.validate_grammar(source, tokenizer) == ""
-    matcher = llguidance.LLMatcher(tokenizer, source)
-    ids = tokenizer.tokenize_str(text)
-    taken = matcher.try_consume_tokens(ids)
-    return bool(taken == len(ids) and matcher.is_accepting())
-
-
 @pytest.mark.parametrize("name", FORMS)
-def test_calls_as_the_template_writes_them_are_taken_and_nothing_else(name: FamilyName) -> None:
+def test_calls_as_the_template_writes_them_are_taken_and_nothing_else(name: str) -> None:
     call, between, begin, end, thought = FORMS[name]
     family = FAMILIES[name]
     grammar = calls_of(family, TOOLS)
@@ -80,6 +67,8 @@ def test_calls_as_the_template_writes_them_are_taken_and_nothing_else(name: Fami
     assert not takes(calls_of(family, TOOLS, parallel=False), two)
     assert takes(calls_of(family, TOOLS, parallel=False), one)
     assert not takes(calls_of(family, TOOLS[1:]), one)  # tool_choice names another
+    longer = [tool("additive"), *TOOLS]  # whose name begins with that of another
+    assert takes(calls_of(family, longer), one)
 
 
 def test_a_thought_that_the_template_opened_must_end_first() -> None:
@@ -203,9 +192,10 @@ def test_references_that_lead_far_or_everywhere_come_to_an_end() -> None:
 
 
 def test_control_tokens_stand_by_their_ids() -> None:
-    family = ToolFamily("mistral-args", THINK, {"[TOOL_CALLS]": 9, "[ARGS]": 32, "</think>": 7})
+    ids = {"[TOOL_CALLS]": 9, "[ARGS]": 32, "[/THINK]": 7}
+    family = ToolFamily("template", FAMILIES["mistral-args"].form, ids)
     grammar = calls_of(family, TOOLS)
-    assert '<[9]> "add" <[32]> %json' in grammar
+    assert '<[9]> "add" ("[CALL_ID]" /[A-Za-z0-9_.:-]+/)? <[32]> %json' in grammar
     assert "thought_end: /(?s:.*)/ <[7]>" in grammar
     tokenizer = llguidance.LLTokenizer("byte")
     source = llguidance.grammar_from("lark", grammar)
@@ -216,7 +206,7 @@ def test_a_constraint_takes_the_tokens_of_a_call() -> None:
     """Marks are single tokens, also those that are no control tokens."""
     marks = ("<tool_call>", "</tool_call>", "</think>")  # <think> is there
     tokenizer = with_tokens(*marks, kind=4)
-    family = family_of("<tool_call><think></think>", tokenizer)
+    family = family_of(TEMPLATES["hermes"], tokenizer)
     state = Constraints(tokenizer).lark(calls_of(family, TOOLS)).begin()
     ids = tokenizer.encode(f"<think>\nhm\n</think>\n\n{ADD_JSON}", add_special=False)
     assert set(family.mark_ids.values()) <= set(ids)

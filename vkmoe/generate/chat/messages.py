@@ -6,12 +6,14 @@ calls as a JSON text, ids of any length. It does not own the templates (template
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vkmoe.errors import PromptError
+from vkmoe.generate.chat.unwritten import Calls
 
 Message = Mapping[str, Any]
 RESERVED = frozenset(("messages", "add_generation_prompt", "self"))  # of a template's names
@@ -24,7 +26,9 @@ class MessageForm(NamedTuple):
     text_arguments: bool = False  # of calls, as a JSON text in place of an object
     bare_calls: bool = False  # whose content is none, not an empty text
     short_ids: bool = False  # of calls: nine letters and digits
-    thinking: bool = False  # thoughts are "thinking", and cannot be beside a text and a call
+    thinking: bool = False  # thoughts are "thinking"
+    one_text: bool = False  # a call has thoughts or a text beside it, not both
+    writer: Callable[[Calls], str] | None = None  # calls are part of the content
 
 
 def check_messages(messages: object) -> None:
@@ -63,28 +67,58 @@ def prepared_messages(messages: Sequence[Message], form: MessageForm) -> list[di
     return [each for message in ready for each in _bare(message)] if form.bare_calls else ready
 
 
-def prepared_tools(
-    tools: Sequence[Mapping[str, Any]] | None, source: str
-) -> list[Mapping[str, Any]] | None:
-    """Return `tools` for the template `source`, None for no tools.
+def prepared_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]] | None:
+    """Return `tools` for a template, None for no tools.
 
-    The template of gpt-oss takes only tools with a description. Raises PromptError for what is no
-    list of objects.
+    Raises PromptError for what is no list of objects.
     """
     if not tools:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools):
         raise PromptError("the tools are no list of objects", "see OpenAI's API")
-    if "tool.description +" not in source:
-        return list(tools)
-    return [_described(tool) for tool in tools]
+    return list(tools)
 
 
-def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def names_of_fussy_templates(
+    tools: list[Mapping[str, Any]] | None, now: datetime.datetime
+) -> dict[str, Any]:
+    """Return names for a template that fails with the usual ones.
+
+    Some need a list where there are no tools, a description of each tool, or the types of what is
+    inside objects and arrays; Firefunction needs its tools as a text, and the date.
+    """
+    functions = [tool.get("function", tool) for tool in tools or []]
+    return {
+        "tools": [_completed(tool) for tool in tools or []],
+        "functions": json.dumps(functions, indent=2) if functions else "",
+        "datetime": now.strftime("%Y-%m-%d"),  # a prompt that changes often has no cache
+    }
+
+
+def _completed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function = tool.get("function")
-    if not isinstance(function, Mapping) or function.get("description") is not None:
+    if not isinstance(function, Mapping):
         return tool
-    return {**tool, "function": {**function, "description": ""}}
+    given = {"description": "", **{k: v for k, v in function.items() if v is not None}}
+    return {**tool, "function": {**given, "parameters": _typed(given.get("parameters", {}))}}
+
+
+def _typed(schema: Any) -> Any:
+    """Return a schema that says what is in each object and array, and describes properties."""
+    if not isinstance(schema, Mapping):
+        return schema
+    inner = {"object": "additionalProperties", "array": "items"}.get(str(schema.get("type")))
+    given = {inner: {}, **schema} if inner else dict(schema)
+    for key in ("items", "additionalProperties"):
+        given |= {key: _typed(given[key])} if key in given else {}
+    properties = given.get("properties")
+    if isinstance(properties, Mapping):
+        described = {name: _typed(value) for name, value in properties.items()}
+        given["properties"] = {
+            name: {"description": "", **value} if isinstance(value, dict) else value
+            for name, value in described.items()
+        }
+    return given
 
 
 def _prepared(message: Message, form: MessageForm) -> dict[str, Any]:
@@ -93,11 +127,14 @@ def _prepared(message: Message, form: MessageForm) -> dict[str, Any]:
     calls = ready.pop("tool_calls", None)
     if calls:
         ready["tool_calls"] = [_prepared_call(call, form) for call in calls]
+        if form.writer is not None and isinstance(ready["content"], str):
+            functions = [call["function"] for call in ready.pop("tool_calls")]
+            ready["content"] += form.writer(functions)
     if form.short_ids and "tool_call_id" in ready:
         ready["tool_call_id"] = _short_id(str(ready["tool_call_id"]))
     if form.thinking and ready.get("reasoning_content"):
         ready.setdefault("thinking", ready["reasoning_content"])
-    if form.thinking and calls and ready.get("thinking") and ready["content"]:
+    if form.one_text and calls and ready.get("thinking") and ready["content"]:
         ready["thinking"] += "\n\n" + ready["content"]
         ready["content"] = ""
     return ready

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,14 @@ class TemplateProcess:
         with self._lock:
             self._start()
 
-    def render(self, names: dict[str, Any], now: str) -> str:
+    def render(self, names: dict[str, Any], now: str, more: Mapping[str, Any] | None = None) -> str:
         """Return the text for `names`, at the date `now` in ISO's form.
 
+        Where it fails, `more` names are tried beside them, or instead of those of the same name.
         Raises TemplateFailed with what the template says; ValueError, TypeError or RecursionError
         for names that cannot be written as JSON.
         """
-        line = json.dumps({"names": names, "now": now})
+        line = json.dumps({"names": names, "now": now, "more": dict(more or {})})
         with self._lock:
             if self._process is None:
                 self._start()

@@ -19,15 +19,23 @@ from vkmoe.generate.chat.messages import (
     Message,
     MessageForm,
     check_messages,
+    names_of_fussy_templates,
     prepared_messages,
     prepared_tools,
 )
 from vkmoe.generate.chat.process import TIME_LIMIT, TemplateFailed, TemplateProcess
+from vkmoe.generate.chat.unwritten import writer_of
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import GgufFile
 
 _PROBE = {"probe_key": "probe value"}
 _HINT = "use `vkmoe generate` with a plain prompt"
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return the special tokens that a template may use, by the names that it knows them by."""
+    named = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    return {name: tokenizer.token_text(i) for name, i in named.items() if i is not None}
 
 
 class ChatTemplate:
@@ -66,9 +74,8 @@ class ChatTemplate:
 
         Raises ModelFileError if the file's is not text.
         """
-        named = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-        texts = {name: tokenizer.token_text(i) for name, i in named.items() if i is not None}
-        return cls(instead or file.get("tokenizer.chat_template", str, ""), texts)
+        source = instead or file.get("tokenizer.chat_template", str, "")
+        return cls(source, special_tokens(tokenizer))
 
     def render(
         self,
@@ -92,12 +99,16 @@ class ChatTemplate:
             **self._unasked,
             **kwargs,
         }
-        names |= {"messages": ready, "tools": prepared_tools(tools, self.source)}
+        names |= {"messages": ready, "tools": prepared_tools(tools)}
+        if "xml_tools" in self.source:  # the name that SmolLM3 has for them
+            names.setdefault("xml_tools", names["tools"])
         return self._rendered({**names, "add_generation_prompt": add_generation_prompt})
 
     def _rendered(self, names: dict[str, Any]) -> str:
+        now = datetime.datetime.now()
         try:
-            return self._process.render(names, datetime.datetime.now().isoformat())
+            more = names_of_fussy_templates(names["tools"], now)
+            return self._process.render(names, now.isoformat(), more)
         except TemplateFailed as error:
             raise PromptError(
                 f"the model's chat template failed: {error}",
@@ -126,6 +137,7 @@ class ChatTemplate:
         return (self._form_of_calls if has_calls else MessageForm())._replace(
             short_ids="length != 9" in self.source,
             thinking="message.thinking" in self.source,
+            one_text="content and thinking" in self.source,
         )
 
     @cached_property
@@ -133,26 +145,32 @@ class ChatTemplate:
         """Return the form in which the template writes calls.
 
         Some want arguments as JSON texts: objects fail, or come out as Python's. Some write calls
-        only where the content is none. Templates do not say it, so all is tried with a call.
+        only where there is no content, and some write none. Templates do not say it, so all is
+        tried with a call.
         """
-        sound: list[MessageForm] = []
+        sound = False  # a call does not fail, and does not show
+        shown: list[MessageForm] = []  # it does, though maybe not beside a text
         for is_bare, as_text in itertools.product((False, True), repeat=2):
             form = MessageForm(text_arguments=as_text, bare_calls=is_bare)
             text = self._with_call(form)
             if text is None or repr(_PROBE) in text:
                 continue
+            sound = sound or "probe" not in text
             if "probe_key" in text:
-                return form
-            sound.append(form)
-        return sound[0] if sound else MessageForm()
+                shown.append(form)
+                if "probe_key" in (self._with_call(form, "Text.") or ""):
+                    return form
+        if shown:
+            return shown[0]
+        return MessageForm(writer=writer_of(self.source)) if sound else MessageForm()
 
-    def _with_call(self, form: MessageForm) -> str | None:
-        """Return how a call is written, None if the template fails."""
+    def _with_call(self, form: MessageForm, content: str = "") -> str | None:
+        """Return how a call beside a text is written, None if the template fails."""
         function = {"name": "probe", "arguments": _PROBE}
         call = {"id": "call12345", "type": "function", "function": function}
         messages: list[Message] = [
             {"role": "user", "content": "Hi"},
-            {"role": "assistant", "tool_calls": [call]},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
         ]
         names = {"tools": None, "documents": None, **self._special_tokens, **self._unasked}
         try:

@@ -12,14 +12,17 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import GeneratorType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_LIST_METHODS = ("append", "pop")  # which templates call on lists of their own
 
 
 def main() -> None:
@@ -28,13 +31,26 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (first["memory_bytes"],) * 2)
     seconds: float = first["seconds"]
     made: list[Template] = []
+    environment = _Sandbox()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    _answer(seconds, lambda: made.append(_sandbox().from_string(first["source"])))
+    _answer(seconds, lambda: made.append(environment.from_string(first["source"])))
     for line in sys.stdin if made else ():
         request = json.loads(line)
+        environment.given = set(_lists(request))
         made[0].globals["strftime_now"] = datetime.datetime.fromisoformat(request["now"]).strftime
-        _answer(seconds, partial(made[0].render, request["names"]))
+        _answer(seconds, partial(_rendered, made[0], request["names"], request["more"]))
+
+
+def _rendered(template: Template, names: dict[str, Any], more: dict[str, Any]) -> str:
+    """Render a template, and where that fails with `more` names; the first error counts."""
+    try:
+        return template.render(names)
+    except Exception as error:
+        try:
+            return template.render(names | more)
+        except Exception:
+            raise error from None
 
 
 def _answer(seconds: float, work: Callable[[], object]) -> None:
@@ -63,19 +79,39 @@ class _GenerationBlock(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _sandbox() -> ImmutableSandboxedEnvironment:
-    """Make an environment in which a template can neither change objects nor reach outside.
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Lets a template neither change what it is given nor reach outside.
 
-    It has the settings, filters and functions that Hugging Face transformers gives its templates.
+    It has the settings, filters and functions that Hugging Face transformers gives its templates,
+    and lets a template append to lists that it made itself. `given` are the ids of all others.
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
+        )
+        self.given: set[int] = set()
+        self.filters["tojson"] = _tojson
+        self.globals["raise_exception"] = _raise_exception
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Say whether a template may use an attribute."""
+        if type(obj) is list and attr in _LIST_METHODS:
+            return id(obj) not in self.given
+        return super().is_safe_attribute(obj, attr, value)
+
+
+def _lists(value: object) -> Iterator[int]:
+    """Yield the ids of all lists inside a value that was JSON."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            yield id(value)
+        if isinstance(value, list | dict):
+            waiting += value.values() if isinstance(value, dict) else value
 
 
 def _tojson(
@@ -85,10 +121,22 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON without the HTML escapes of Jinja's own filter."""
+    """Write JSON without the HTML escapes of Jinja's own filter; a generator is a list."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: object) -> list[Any]:
+    """Return what a filter such as `map` passes on. Raises TypeError for anything else."""
+    if not isinstance(value, GeneratorType):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return list(value)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 It owns the text that is not given out yet, which blanks belong to the form and not to the answer,
 and what becomes of a call that turns out to be none. It does not own how a call is written: readers
-such as those of tags.py are generators that take text from a `Cursor`, and stop at a bare `yield`
+such as those of calls.py are generators that take text from a `Cursor`, and stop at a bare `yield`
 until more has arrived.
 """
 
@@ -105,6 +105,11 @@ class Cursor:
         """Say whether a reader lacked text that the reply would have had if it had not been cut."""
         return self.is_cut and self._ran_out
 
+    @property
+    def is_at_cut(self) -> bool:
+        """Say whether all was read of a reply that was cut."""
+        return self.is_cut and self._at == len(self._text)
+
     def peek(self) -> Steps[str]:
         """Return the next character, "" at the end."""
         while self._at == len(self._text):
@@ -191,6 +196,8 @@ class Cursor:
             if mark:
                 return "".join(parts), mark
             if self.is_over:
+                if self._at < len(self._text):  # a mark that was cut: blanks before it are its
+                    self._answer = _Run(after_mark=True)
                 self._ran_out, self._at = True, len(self._text)
                 return "".join(parts), None
             yield
@@ -228,6 +235,11 @@ class Cursor:
     def begin_thought(self) -> None:
         """Let what follows be a thought. Mutates."""
         self._answer, self._thought = _Run(after_mark=True), _Run(after_mark=True)
+        self.form()
+
+    def begin_answer(self) -> None:
+        """Let what follows be the answer; blanks at its beginning are none. Mutates."""
+        self._answer = _Run(after_mark=True)
         self.form()
 
     def form(self) -> None:

@@ -1,65 +1,47 @@
-"""This module knows the ways in which models write thoughts and tool calls, and which is whose.
+"""This module finds out how a model writes thoughts and tool calls, by its template and tokens.
 
-It owns the marks of each way and how a model's is found. How calls are read is the subject of
-tags.py, marked.py and harmony.py, how they are demanded that of grammar.py.
+It owns the two forms that no template shows: that of OpenAI's harmony (harmony.py), and the mark of
+Llama's models. All others come from renderings (probe.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
+from vkmoe.generate.chat.template import ChatTemplate, special_tokens
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.tools.cursor import BLANKS
+from vkmoe.generate.tools.forms import (
+    ReplyForm,
+)
 from vkmoe.generate.tools.harmony import CHANNEL, HARMONY_MARKS, MESSAGE
-from vkmoe.generate.tools.marked import DEEPSEEK, MISTRAL, PYTHON_TAG
-from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN
+from vkmoe.generate.tools.probe import THOUGHTS, reply_form
 
-FamilyName = Literal[
-    "hermes",
-    "qwen-coder",
-    "harmony",
-    "mistral",
-    "mistral-args",
-    "deepseek-v3",
-    "deepseek-v3.1",
-    "llama",
-    "none",
-]
+FamilyName = Literal["harmony", "template", "none"]
 
-# All marks of each, that of a call first.
-_MARKS: dict[FamilyName, tuple[str, ...]] = {
-    "hermes": (OPEN, CLOSE),
-    "qwen-coder": (OPEN, CLOSE),
-    "harmony": HARMONY_MARKS,
-    "mistral": MISTRAL.all,
-    "mistral-args": MISTRAL.all,
-    "deepseek-v3": DEEPSEEK.all,
-    "deepseek-v3.1": DEEPSEEK.all,
-    "llama": (PYTHON_TAG,),
-    "none": (),
-}
-_THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+# Llama's models may write it before a call, which their templates write without.
+PYTHON_TAG = "<|python_tag|>"
 
 
 @dataclass(frozen=True)
 class ToolFamily:
-    """Says how a model writes thoughts and calls.
+    """Says how a model writes thoughts and calls: as harmony, as its template, or no calls at all.
 
-    `thought` are the marks around a thought, None where a model has none, or has channels.
-    `mark_ids` are the ids of those marks that are special tokens, `shown` those that a reply hides:
-    as `Request.shown` they come out as text.
+    `mark_ids` are the ids of the marks of its form that are special tokens, `shown` those that a
+    reply hides: as `Request.shown` they come out as text.
     """
 
     name: FamilyName
-    thought: tuple[str, str] | None = None
+    form: ReplyForm = field(default_factory=ReplyForm)
     mark_ids: dict[str, int] = field(default_factory=dict)
     shown: frozenset[int] = frozenset()
 
     @property
-    def call_marks(self) -> tuple[str, ...]:
-        """Return the marks with which calls begin; small models forget the first of two."""
-        return _MARKS[self.name][:1] + ((FUNCTION,) if self.name == "qwen-coder" else ())
+    def thought(self) -> tuple[str, str] | None:
+        """Return the marks around a thought, None where a model has none, or has channels."""
+        return self.form.thought
 
     def begins_in_thought(self, prompt: str) -> bool:
         """Say whether a rendered prompt ends inside a thought, which the template has opened."""
@@ -69,39 +51,40 @@ class ToolFamily:
 def family_of(template_source: str, tokenizer: Tokenizer) -> ToolFamily:
     """Find the family of a model by its chat template and its vocabulary.
 
-    A vocabulary with channels is harmony's. Else the template decides, by the marks with which it
-    writes calls of earlier turns: `<tool_call>` is Hermes's, and Qwen-Coder's where `<function=` is
-    there too. `[TOOL_CALLS]` is Mistral's, newer with `[ARGS]`. DEEPSEEK.calls is DeepSeek's, older
-    with a block of code. `<|python_tag|>`, or "ipython" with "parameters", is Llama's. Where the
-    template has none of them, the model calls no tools.
-    Thoughts stand between the marks that the template or the vocabulary names.
+    A vocabulary with channels is harmony's. Else the template decides, by what it writes of known
+    replies; that is found once for each template. Raises UnsupportedModelError for a template that
+    cannot be used.
     """
-    name = _name(template_source, tokenizer)
-    thought = None
-    if name != "harmony":
-        pairs = [pair for pair in _THOUGHTS if _has_thought(pair, template_source, tokenizer)]
-        thought = pairs[0] if pairs else None
-    marks = (*_MARKS[name], *(thought or ()))
-    ids = {mark: tokenizer.special_id(mark) for mark in marks}
-    ends = tokenizer.end_ids
-    mark_ids = {mark: i for mark, i in ids.items() if i is not None and i not in ends}
-    return ToolFamily(name, thought, mark_ids, tokenizer.control_ids & set(mark_ids.values()))
+    if tokenizer.has_channels:
+        family = ToolFamily("harmony")
+    else:
+        family = _found_once(template_source, tuple(special_tokens(tokenizer).items()))
+    form = family.form
+    if family.name != "harmony" and form.thought is None:
+        known = [p for p in THOUGHTS if all(tokenizer.special_id(m) is not None for m in p)]
+        form = replace(form, thought=known[0]) if known else form
+    literals = HARMONY_MARKS if family.name == "harmony" else form.literals()
+    parts = [part for text in literals for part in tokenizer.parts(text)]
+    ids = {part for part in parts if isinstance(part, int)} - tokenizer.end_ids
+    return ToolFamily(
+        "template" if form.call else family.name,
+        form,
+        {tokenizer.token_text(i): i for i in sorted(ids)},
+        tokenizer.control_ids & ids,
+    )
 
 
-def _name(source: str, tokenizer: Tokenizer) -> FamilyName:
-    if tokenizer.has_channels or (CHANNEL in source and MESSAGE in source):
-        return "harmony"
-    if OPEN in source:
-        return "qwen-coder" if FUNCTION in source else "hermes"
-    if MISTRAL.calls in source:
-        return "mistral-args" if MISTRAL.arguments in source else "mistral"
-    if DEEPSEEK.calls in source:
-        return "deepseek-v3" if "```json" in source else "deepseek-v3.1"
-    if PYTHON_TAG in source or ("ipython" in source and '"parameters"' in source):
-        return "llama"
-    return "none"
+def family_of_template(chat: ChatTemplate) -> ToolFamily:
+    """Find the family of a chat template by itself. It takes a few renderings."""
+    if CHANNEL in chat.source and MESSAGE in chat.source:
+        return ToolFamily("harmony")
+    form = reply_form(chat)
+    call = form.call
+    if call and call.object and not (call.mark or call.between.strip()):
+        call = replace(call, tag=PYTHON_TAG, between="; ")
+    return ToolFamily("none" if call is None else "template", replace(form, call=call))
 
 
-def _has_thought(pair: tuple[str, str], source: str, tokenizer: Tokenizer) -> bool:
-    """Say whether the template writes these marks, or they are tokens of the model."""
-    return pair[1] in source or all(tokenizer.special_id(mark) is not None for mark in pair)
+@lru_cache(maxsize=64)
+def _found_once(source: str, tokens: tuple[tuple[str, str], ...]) -> ToolFamily:
+    return family_of_template(ChatTemplate(source, dict(tokens))) if source else ToolFamily("none")

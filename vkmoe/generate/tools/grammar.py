@@ -6,21 +6,49 @@ The grammar is in llguidance's dialect of Lark. What computes with it is no subj
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vkmoe.errors import PromptError
 from vkmoe.generate.tools.families import ToolFamily
+from vkmoe.generate.tools.forms import (
+    ARGUMENTS,
+    ID,
+    INDEX,
+    KEY,
+    NAME,
+    SLOTS,
+    CallForm,
+    ObjectForm,
+    PairForm,
+)
 from vkmoe.generate.tools.harmony import CHANNEL, MESSAGE
-from vkmoe.generate.tools.marked import DEEPSEEK, MISTRAL
 from vkmoe.generate.tools.parser import function_of
 from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
-from vkmoe.generate.tools.tags import CLOSE, FUNCTION, OPEN
 
 # Writes a JSON schema as a grammar wants it: `Constraints.json_in_lark` does.
 InLark = Callable[[Mapping[str, Any] | bool], str]
 
-_ONE_ONLY = ("harmony", "llama", "none")  # which write one call of a turn
+_SLOT = re.compile(f"([{SLOTS}])")
+_OPTIONAL = re.compile(rf'(\[[A-Z_]+\]{ID}|, "[^"]+": "?{ID}"?|"[^"]+": "?{ID}"?, )')
+_PLAIN = CallForm(
+    "",
+    object=ObjectForm(f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}', "name", "arguments"),
+    several=False,
+)
+# A value that is nearly JSON, as Python writes it, or with marks around texts.
+_LOOSE = r"""loose: loose_text | loose_object | loose_array | LOOSE_SCALAR
+loose_object: "{" (loose_pair (/, ?/ loose_pair)*)? "}"
+loose_pair: (loose_text | /[^\s:,'"{}<>\[\]]+/) /: ?/ loose
+loose_array: "[" (loose (/, ?/ loose)*)? "]"
+LOOSE_SCALAR: /-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?|[Tt]rue|[Ff]alse|None|null/"""
+_QUOTED = r"""/'([^'\\]|\\(.|\n))*'|"([^"\\]|\\(.|\n))*"/"""
+# Without escapes, a quote is the end where something follows that goes on with the call.
+_QUOTED_RAW = r"""/'([^']|'[^',)\]}])*'|"([^"]|"[^",)\]}])*"/"""
+_SCALARS = {"integer", "number", "boolean", "null"}
+_BLANKS = r"/[ \n]{0,3}/"
 
 
 def reply_grammar(
@@ -57,110 +85,188 @@ class _Grammar:
         self, family: ToolFamily, functions: Sequence[Mapping[str, Any]], in_lark: InLark
     ) -> None:
         self._family, self._functions, self._in_lark = family, functions, in_lark
+        self._form, self._is_harmony = family.form, family.name == "harmony"
+        call = self._form.call or _PLAIN
+        given = self._form.given if call.open.startswith(self._form.given) else ""
+        if not given and not call.before.strip():
+            given = call.open[: len(call.open) - len(call.open.lstrip())]
+        self._call_form = replace(
+            call, open=call.open.removeprefix(given), between=call.between + given
+        )
+        self._more: list[str] = []  # rules that others need
 
     def text(self, answer: str | None, parallel: bool, in_thought: bool) -> str:
         """Return the rules: of a thought, if there can be one, of an answer, and of calls."""
-        is_harmony = self._family.name == "harmony"
-        has_thought = is_harmony or self._family.thought is not None
+        has_thought = self._is_harmony or self._family.thought is not None
         rules = [*self._thought()] if has_thought else []
         choices = []
         if answer is not None:
-            mark = self._marked(f"{CHANNEL}final{MESSAGE}") if is_harmony else ""
-            rules.append(f"answer: {mark} {answer}")
+            first, last = self._form.content
+            first = f"{CHANNEL}final{MESSAGE}" if self._is_harmony else first
+            first = first.removeprefix(self._form.given)
+            rules.append(f"answer: {self._marked(first)} {answer} {self._marked(last)}")
             choices.append("answer")
         if self._functions:
             rules += self._call_rules(parallel)
             choices.append("calls")
         before = "thought_end" if in_thought else "thought?"
+        if not in_thought and self._family.thought is not None:  # one that is over at once
+            over = f"{self._marked(self._family.thought[1])} {_BLANKS}"
+            before = f'("\\n"? (thought | {over}))?'
         start = f"start: {before if has_thought else ''} ({' | '.join(choices)})"
-        return "\n".join([start, *rules]) + "\n"
-
-    def _call_rules(self, parallel: bool) -> Iterator[str]:
-        name = self._family.name
-        yield f"calls: {self._calls(parallel and name not in _ONE_ONLY)}"
-        yield "call: " + " | ".join(f"call_{i}" for i in range(len(self._functions)))
-        for i, function in enumerate(self._functions):
-            yield f"call_{i}: {self._call(function)}"
-        if name == "qwen-coder":
-            yield 'value[suffix="\\n</parameter>\\n"]: /(?s:.*)/'
+        return "\n".join([start, *rules, *dict.fromkeys(self._more)]) + "\n"
 
     def _thought(self) -> Iterator[str]:
         """Write the rules of a thought, and of what is left of one that has begun."""
-        if self._family.name == "harmony":
+        if self._is_harmony:
             first, last = f"{CHANNEL}analysis{MESSAGE}", "<|end|>"
             rest = _quoted("<|start|>assistant")
         else:
             assert self._family.thought is not None
             first, last = self._family.thought
-            rest = '("\\n\\n" | "\\n")?'
+            first = first.removeprefix(self._form.given)
+            rest = self._marked(self._form.given) or '("\\n\\n" | "\\n")?'
         yield f"thought: {self._marked(first)} thought_end"
-        if last in self._family.mark_ids:
-            yield f"thought_end: /(?s:.*)/ {self._marked(last)} {rest}"
-        else:
-            yield f"thought_end: thought_text {rest}"
-            yield f"thought_text[suffix={_quoted(last)}]: /(?s:.*)/"
+        yield f"thought_end: {self._until(last)} {rest}"
 
-    def _calls(self, several: bool) -> str:
-        """Write what stands around calls and between them."""
-        name = self._family.name
-        if name == "mistral":
-            more = '(", " call)*' if several else ""
-            return f'{self._marked(MISTRAL.calls)} "[" call {more} "]"'
-        if name.startswith("deepseek"):
-            between = '("\\n" call)*' if name == "deepseek-v3" else "call*"
-            more = between if several else ""
-            return f"{self._marked(DEEPSEEK.calls)} call {more} {self._marked(DEEPSEEK.calls_end)}"
-        if not several:
-            return "call"
-        return "call+" if name == "mistral-args" else 'call ("\\n" call)*'
+    def _until(self, end: str) -> str:
+        """Write any text and what ends it."""
+        if any(mark in end for mark in self._family.mark_ids):
+            return f"/(?s:.*)/ {self._marked(end)}"
+        name = f"until_{len(self._more)}"
+        rule = f"[suffix={_quoted(end)}]: /(?s:.*)/"
+        for known in self._more:
+            if known.endswith(rule):
+                return known.removesuffix(rule)
+        self._more.append(name + rule)
+        return name
 
-    def _call(self, function: Mapping[str, Any]) -> str:
-        family, name = self._family.name, str(function.get("name"))
+    def _call_rules(self, parallel: bool) -> Iterator[str]:
+        form = self._call_form
+        more = ""
+        if parallel and form.several and not self._is_harmony:
+            more = f"({self._marked(form.between)} call)*"
+        empty = " ".join(map(self._marked, self._form.content)) if all(self._form.content) else ""
+        empty = f"({empty})?" if empty and not self._form.given else ""
+        begin = form.before or (self._form.call or form).open
+        blanks = begin[: len(begin) - len(begin.lstrip())]
+        blanks = f"({_quoted(blanks)})?" if blanks else ""
+        after = "" if self._is_harmony else self._marked(form.after)
+        after = after if form.closes_one else f"({after})?"
+        yield f"calls: {empty} {blanks} {self._marked(form.before.lstrip())} call {more} {after}"
+        yield "call: " + " | ".join(f"call_{i}" for i in range(len(self._functions)))
+        for i, function in enumerate(self._functions):
+            yield f"call_{i}: {self._call(function, f'call_{i}')}"
+
+    def _call(self, function: Mapping[str, Any], rule: str) -> str:
+        form, name = self._call_form, str(function.get("name"))
         schema = _schema_of(function)
         arguments = self._in_lark(schema)
-        if family == "qwen-coder":
-            return self._tagged(name, schema)
-        if family == "hermes":
-            inner = f"{_opened(name, 'arguments')} {arguments} {_quoted('}')}"
-            return f'{self._marked(OPEN)} "\\n" {inner} "\\n" {self._marked(CLOSE)}'
-        if family == "harmony":
+        if self._is_harmony:
             short = self._marked(f" to=functions.{name}{CHANNEL}commentary json{MESSAGE}")
             long = f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{MESSAGE}"
             return f"({short} | {self._marked(long)}) {arguments}"
-        if family == "mistral-args":
-            marks = f"{self._marked(MISTRAL.calls)} {_quoted(name)}"
-            return f"{marks} {self._marked(MISTRAL.arguments)} {arguments}"
-        if family.startswith("deepseek"):
-            is_block = family == "deepseek-v3"
-            before = _quoted("function" if is_block else name)
-            begin = f"{self._marked(DEEPSEEK.call)} {before} {self._marked(DEEPSEEK.separator)}"
-            if is_block:
-                arguments = f"{_quoted(name + chr(10) + '```json' + chr(10))} {arguments}"
-                arguments += ' "\\n```"'
-            return f"{begin} {arguments} {self._marked(DEEPSEEK.call_end)}"
-        key = "parameters" if family == "llama" else "arguments"
-        return f"{_opened(name, key)} {arguments} {_quoted('}')}"
+        begin, close = self._slotted(form.open, name), self._marked(form.close)
+        if form.object is not None:
+            before, _, behind = form.object.text.partition(ARGUMENTS)
+            name = json.dumps(name, ensure_ascii=False)[1:-1]
+            inner = f"{self._slotted(before, name)} {arguments} {self._slotted(behind, name)}"
+            return f"{begin} {inner} {close}"
+        if form.pairs is not None:
+            if form.empty is not None and not ParameterSchemas(schema).properties:
+                bare = form.open[: form.open.rfind(NAME) + 1] + form.empty + form.close
+                return self._slotted(bare, name)
+            return f"{begin} {self._pairs(form.pairs, schema, rule)} {close}"
+        return f"{begin} {arguments if form.is_json else self._loose('loose_object')} {close}"
 
-    def _tagged(self, name: str, schema: Mapping[str, Any]) -> str:
-        """Write a call with a tag for each parameter, in the schema's order."""
-        parts = [self._marked(OPEN), _quoted(f"\n{FUNCTION}{name}>\n")]
+    def _pairs(self, pairs: PairForm, schema: Mapping[str, Any], rule: str) -> str:
+        """Write arguments one by one, in the schema's order; those that need not be may miss."""
         schemas = ParameterSchemas(schema)
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        for key, value in schemas.properties.items():
-            form = self._value({**shared, **_mapping(value)}, schemas.parameter(key))
-            rule = f"{_quoted(f'<parameter={key}>' + chr(10))} {form}"
-            parts.append(rule if key in schemas.required else f"({rule})?")
-        return " ".join([*parts, '"</function>\\n"', self._marked(CLOSE)])
+        keys = list(schemas.properties)
+        forms = [
+            self._pair(
+                pairs, key, {**shared, **_mapping(schemas.properties[key])}, schemas.parameter(key)
+            )
+            for key in keys
+        ]
+        between, first, later = self._marked(pairs.between), "", ""
+        for i in range(len(keys) - 1, -1, -1):
+            self._more.append(f"{rule}_{i}: {forms[i]}")
+            is_required = keys[i] in schemas.required
+            # What an argument that is the first begins with, and what one behind others does.
+            following = f"{rule}_{i} {f'{rule}_later_{i + 1}' if later else ''}"
+            alone = following if is_required or not first else f"{following} | {rule}_first_{i + 1}"
+            first = alone if is_required or first else f"({following})?"
+            later = f"({between} {rule}_{i}){'' if is_required else '?'}"
+            later += f" {rule}_later_{i + 1}" if i + 1 < len(keys) else ""
+            self._more += [f"{rule}_first_{i}: {first}", f"{rule}_later_{i}: {later}"]
+        return f"{rule}_first_0" if keys else ""
 
-    def _value(self, schema: Mapping[str, Any], allowed: Allowed) -> str:
-        """Write the value of a parameter and the tag behind it; a text stands there as it is."""
-        end = _quoted("\n</parameter>\n")
-        if allowed.choices:
+    def _pair(self, pairs: PairForm, key: str, schema: Mapping[str, Any], allowed: Allowed) -> str:
+        """Write an argument: its key, what stands before its value, and that."""
+        forms = []
+        for middle, types in pairs.middles:
+            if types and allowed.types and not types & allowed.types:
+                continue
+            begin = self._marked(pairs.open + key + middle)
+            as_text = types == {"string"} and "string" in (allowed.types or {"string"})
+            kinds = Allowed(frozenset({"string"}), allowed.choices) if as_text else allowed
+            if types and not as_text and not allowed.types:
+                kinds = Allowed(types)
+            closed = replace(pairs, close=pairs.close.replace(KEY, key))
+            forms.append(f"{begin} {self._value(closed, schema, kinds)}")
+        return " | ".join(forms) or self._marked(pairs.open + key)
+
+    def _value(self, pairs: PairForm, schema: Mapping[str, Any], allowed: Allowed) -> str:
+        """Write the value of a parameter and what ends it; a text stands there as it is."""
+        end, is_text = self._marked(pairs.close), "string" in (allowed.types or {"string"})
+        if allowed.choices and pairs.is_raw:
             texts = [json.loads(each) if each[0] == '"' else each for each in allowed.choices]
             return f"({' | '.join(map(_quoted, texts))}) {end}"
-        if not allowed.types or "string" in allowed.types:
-            return "value"
-        return f"{self._in_lark(schema)} {end}"
+        if is_text and pairs.is_raw:
+            return self._until(pairs.close) if end else "/[^\\n]*/"
+        if is_text:
+            quoted = _QUOTED if pairs.has_escapes else _QUOTED_RAW
+            return f"{quoted if allowed.types == {'string'} else self._loose('loose')} {end}"
+        whole = self._call_form.pairs
+        if whole is not None and KEY in whole.close and not allowed.types <= _SCALARS:
+            return f"({self._elements(whole)} | {self._in_lark(schema)}) {end}"
+        json_form = self._in_lark(schema)
+        if self._call_form.is_json or allowed.types <= {"integer", "number"}:
+            return f"{json_form} {end}"
+        return f"({json_form} | {self._loose('loose')}) {end}"
+
+    def _elements(self, pairs: PairForm) -> str:
+        """Write elements inside a value, of any names."""
+        name, before, behind = r"/[^\s<>]+/", *pairs.close.split(KEY)
+        first = f"{self._marked(pairs.open)} {name} {self._marked(pairs.middles[0][0])}"
+        # The lexer must tell a text from the next element by its first character.
+        inside = f"(element* | /[^{re.escape(pairs.open.strip()[0])}]+/) {self._marked(before)}"
+        self._more.append(f"element: {first} {inside} {name} {self._marked(behind)}")
+        return "element*"
+
+    def _loose(self, rule: str) -> str:
+        """Return the name of a rule for values that are nearly JSON."""
+        form = self._call_form
+        texts = _QUOTED
+        if form.quotes is not None:
+            texts = f"{self._marked(form.quotes[0])} {self._until(form.quotes[1])}"
+        self._more += [_LOOSE, f"loose_text: {texts}"]
+        return rule
+
+    def _slotted(self, text: str, name: str) -> str:
+        """Write a text with slots; ids may be left out where they stand apart.
+
+        The name is one text with what is around it: the lexer does not go back where another
+        choice begins with the same letters.
+        """
+        slots, found = {INDEX: "/[0-9]+/", ID: "/[A-Za-z0-9_.:-]+/"}, []
+        for i, part in enumerate(_OPTIONAL.split(text.replace(NAME, name))):
+            pieces = [slots.get(piece) or self._marked(piece) for piece in _SLOT.split(part)]
+            written = " ".join(filter(None, pieces))
+            found.append(f"({written})?" if i % 2 else written)
+        return " ".join(filter(None, found))
 
     def _marked(self, text: str) -> str:
         """Write a text, its marks that are special tokens by their ids."""
@@ -179,11 +285,6 @@ def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _opened(name: str, key: str) -> str:
-    """Write the beginning of a call in JSON, up to its arguments."""
-    return _quoted(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ')
 
 
 def _quoted(text: str) -> str:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vkmoe.generate.tools.calls import CallReader, literal
 from vkmoe.generate.tools.cursor import Cursor, Malformed, Steps
 from vkmoe.generate.tools.events import ReplyEvent, random_call_id
 from vkmoe.generate.tools.families import ToolFamily
+from vkmoe.generate.tools.forms import CallForm, ObjectForm, mark_of
 from vkmoe.generate.tools.harmony import read_harmony
-from vkmoe.generate.tools.marked import (
-    DEEPSEEK,
-    MISTRAL,
-    PYTHON_TAG,
-    read_deepseek,
-    read_llama,
-    read_mistral,
-)
-from vkmoe.generate.tools.tags import read_tags
+
+# How a model writes a call whose template has no form of calls.
+PLAIN_CALL = CallForm("", object=ObjectForm("", "name", "arguments"), several=False)
 
 
 class ReplyParser:
@@ -53,14 +49,25 @@ class ReplyParser:
             for function in functions
             if isinstance(parameters := function.get("parameters") or {}, Mapping)
         }
-        self._family = family
-        self._marks = family.call_marks if tools else ()
-        has_bare_calls = family.name == "llama" or (must_call and family.name == "none")
-        self._may_be_bare = bool(tools) and has_bare_calls
-        trims = family.name != "harmony" and bool(self._marks or family.thought)
+        self._is_harmony, self._form = family.name == "harmony", family.form
+        call = family.form.call or (PLAIN_CALL if must_call else None)
+        has_form = bool(family.thought or family.form.content[0] or (tools and call))
+        trims = has_form and not self._is_harmony
         self._cursor = Cursor(frozenset(self._schemas), streams, trims, make_id)
+        self._calls: CallReader | None = None
+        if tools and call is not None:
+            self._calls = CallReader(self._cursor, call, self._schemas, family.form.ends)
+        self._may_be_bare = bool(self._calls and call and not call.mark)
+        self._marks = tuple(dict.fromkeys(filter(None, map(mark_of, self._literals()))))
+        tags = [i for i, char in enumerate(family.form.header) if char == "<"]
+        self._headers = [family.form.header[i:] for i in tags[-2:]]  # which some models repeat
         self._steps = self._read(in_thought)
         self._is_running, self._drops_blank = True, drops_blank
+
+    def _literals(self) -> list[str]:
+        """List all that is form amid an answer, or after it."""
+        starts = self._calls.starts if self._calls is not None else ()
+        return [*self._form.content, *self._form.ends, *starts]
 
     def feed(self, text: str) -> list[ReplyEvent]:
         """Return what is certain with this text. Mutates."""
@@ -85,65 +92,113 @@ class ReplyParser:
             self._is_running = next(self._steps, False) is None
 
     def _read(self, in_thought: bool) -> Steps[None]:
-        cursor, family = self._cursor, self._family
-        if family.name == "harmony":
+        cursor = self._cursor
+        if self._is_harmony:
             yield from read_harmony(cursor, bool(self._schemas))
             return
-        if in_thought or (yield from self._opens_thought()):
+        if in_thought:
             yield from self._read_thought()
-        if self._may_be_bare:
-            yield from self._read_bare_call()
+        yield from self._read_beginning()
         while True:
             _, mark = yield from cursor.until(self._marks, cursor.content)
             if mark is None:
                 return
+            yield from self._read_form(mark)
+
+    def _read_beginning(self) -> Steps[None]:
+        """Read what a reply, or the rest of it behind a thought, begins with.
+
+        Only here and behind calls does a thought begin; elsewhere its mark is plain text. What the
+        prompt has of the first mark already may be missing, and a thought may be over at once.
+        """
+        cursor, form, given = self._cursor, self._form, self._form.given
+        first_answer, last = form.content[0], form.thought[1] if form.thought else ""
+        while True:
+            if (yield from self._opens_thought()):
+                yield from self._read_thought()
+                continue
+            found = False
+            for text in (last, first_answer, first_answer.removeprefix(given), *self._headers):
+                found = found or bool(text and (yield from literal(cursor, text)))
+            if not found:
+                break
+            cursor.begin_answer()
+        if cursor.lacks_text:
+            cursor.form()
+        cursor.back(0)
+        if self._calls is not None and (given or self._may_be_bare):
             try:
-                yield from self._read_calls(mark)
+                yield from self._calls.read_bare(given)
             except Malformed:
                 cursor.refuse()
 
-    def _opens_thought(self) -> Steps[bool]:
-        """Say whether the reply begins with a thought; elsewhere the mark is plain text."""
-        if self._family.thought is None:
-            return False
+    def _ends_turn(self, end: str) -> Steps[bool]:
+        """Say whether nothing follows an end, or a turn: calls may stand in their own."""
+        header = self._form.header.removeprefix(end)
         yield from self._cursor.blanks()
-        if (yield from self._cursor.one_of(self._family.thought[:1])) is not None:
+        if not (yield from self._cursor.peek()):
             return True
-        if self._cursor.lacks_text:
-            self._cursor.form()
-        self._cursor.back(0)
+        return bool(header) and (yield from literal(self._cursor, header))
+
+    def _opens_thought(self) -> Steps[bool]:
+        """Read the mark of a thought, if one begins here, and blanks before it."""
+        first = self._form.thought[0] if self._form.thought else ""
+        yield from self._cursor.blanks()
+        for text in dict.fromkeys((first, first.removeprefix(self._form.given))):
+            if text and (yield from literal(self._cursor, text)):
+                return True
         return False
 
     def _read_thought(self) -> Steps[None]:
         """Read a thought up to its end, after which the answer begins."""
-        assert self._family.thought is not None
-        self._cursor.begin_thought()
-        yield from self._cursor.until(self._family.thought[1:], self._cursor.thought)
-        self._cursor.form()
+        assert self._form.thought is not None
+        cursor, last = self._cursor, self._form.thought[1]
+        ends = {mark_of(text) or text: text for text in (*self._form.ends, last)}
+        cursor.begin_thought()
+        while True:
+            _, found = yield from cursor.until(tuple(ends), cursor.thought)
+            if found is None:
+                break
+            place = cursor.place()
+            is_end = yield from literal(cursor, ends[found].removeprefix(found))
+            if is_end and (ends[found] == last or (yield from self._ends_turn(ends[found]))):
+                break
+            if cursor.is_at_cut:
+                break
+            cursor.back(place)
+            cursor.thought(found)
+        cursor.form()
 
-    def _read_calls(self, mark: str) -> Steps[None]:
-        """Read the calls behind a mark; raises Malformed for anything else."""
-        cursor = self._cursor
-        if mark == MISTRAL.calls:
-            yield from read_mistral(cursor)
-        elif mark == DEEPSEEK.calls:
-            yield from read_deepseek(cursor)
-        elif mark == PYTHON_TAG:
-            yield from read_llama(cursor)
-        else:
-            yield from read_tags(cursor, mark, self._schemas)
-
-    def _read_bare_call(self) -> Steps[None]:
-        """Read a call without a mark, with which a reply may begin."""
-        cursor = self._cursor
-        yield from cursor.blanks()
-        if (yield from cursor.peek()) != "{":
-            cursor.back(0)
+    def _read_form(self, mark: str) -> Steps[None]:
+        """Read what begins with a mark: form around an answer, or calls; else it is answer."""
+        cursor, place = self._cursor, self._cursor.place()
+        for text in self._form.content:
+            is_mark = bool(text) and mark_of(text) == mark
+            if is_mark and (yield from literal(cursor, text.removeprefix(mark))):
+                cursor.begin_answer()
+                return
+        for text in self._form.ends:
+            if mark_of(text) == mark:
+                rest = text.removeprefix(mark)
+                is_end = not rest or (yield from literal(cursor, rest, may_end=True))
+                if is_end and (yield from self._ends_turn(text)):
+                    cursor.begin_answer()
+                    return
+                cursor.back(place)
+        if cursor.is_at_cut or self._calls is None or mark not in self._calls.starts.values():
+            cursor.refuse()
             return
         try:
-            yield from read_llama(cursor)
+            yield from self._calls.read(mark)
         except Malformed:
             cursor.refuse()
+            return
+        if (yield from self._opens_thought()):
+            yield from self._read_thought()
+        elif cursor.lacks_text:
+            cursor.form()
+        else:
+            cursor.back(0)
 
 
 def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:

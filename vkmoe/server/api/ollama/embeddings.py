@@ -38,6 +38,7 @@ class _OldFields(Body):
 async def embed(service: Service, request: HttpRequest) -> Response:
     """Compute embeddings of length 1, in Ollama's form."""
     began, asked = time.perf_counter_ns(), await read_body(request, _EmbedFields)
+    texts: Any = asked.input  # a text, or a list of them
     given = EmbeddingFields(input=texts, dimensions=asked.dimensions, embd_normalize=2)
     found = await embedded(service, request, given)
     return json_answer(

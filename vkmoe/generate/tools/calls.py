@@ -1,0 +1,390 @@
+"""This module reads tool calls in the form that a chat template writes them in (forms.py).
+
+Blanks between the parts of a form may differ from the template's: small models write others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vkmoe.generate.tools.cursor import BLANKS, Cursor, Malformed, Steps
+from vkmoe.generate.tools.elements import Elements
+from vkmoe.generate.tools.forms import (
+    ID,
+    INDEX,
+    KEY,
+    NAME,
+    SLOTS,
+    CallForm,
+    PairForm,
+    mark_of,
+    parts,
+)
+from vkmoe.generate.tools.json_text import (
+    Loose,
+    in_string,
+    is_json,
+    json_at,
+    object_of,
+    read_call,
+    read_value,
+    unescaped,
+)
+from vkmoe.generate.tools.schemas import ParameterSchemas, kind_of
+
+_SLOT = re.compile(f"([{SLOTS}])")
+_ID = re.compile(r"[^\s<>\"'\[\]{}]*")
+_DIGITS = re.compile(r"[0-9]*")
+_PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}  # templates write them
+
+
+class CallReader:
+    """Reads calls of one form. `schemas` are the tools' parameters by name.
+
+    One of `ends` may end the reply. Without a mark, a call of a tool that is not offered is none.
+    """
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        form: CallForm,
+        schemas: Mapping[str, Mapping[str, Any]],
+        ends: Sequence[str] = (),
+    ) -> None:
+        self._cursor, self._form, self._schemas = cursor, form, schemas
+        self._only_known, self._ends = not form.mark, ends
+        others = re.escape("".join(sorted(set("".join(schemas)) - set(BLANKS))))
+        self._name = re.compile(rf"[\w.:/{others}-]*")
+        self._head, *self._rest = _SLOT.split(form.open)
+        self._is_inside = False  # the first mark of the call was left out
+        inner = self._head[self._head.rfind("<") :] if "<" in self._head else ""
+        starts = (form.tag + form.before + self._head, form.before + self._head, self._head, inner)
+        self.starts = {text: mark for text in starts if (mark := mark_of(text))}
+
+    def read(self, mark: str = "") -> Steps[None]:
+        """Read the calls that begin with `mark`. Raises Malformed for anything else."""
+        starts = [text for text, first in self.starts.items() if first == mark]
+        yield from self._start(starts, mark)
+        yield from self._read_calls()
+
+    def read_bare(self, given: str) -> Steps[None]:
+        """Read calls of known tools with which a reply begins, without the mark or what is `given`.
+
+        Raises Malformed for anything else.
+        """
+        begin = (self._form.before + self._head).removeprefix(given)
+        if not (yield from literal(self._cursor, begin)):
+            raise Malformed
+        only_known, self._only_known = self._only_known, True
+        try:
+            yield from self._read_calls()
+        finally:
+            self._only_known = only_known
+
+    def _read_calls(self) -> Steps[None]:
+        cursor, form = self._cursor, self._form
+        while True:
+            yield from self._call()
+            if not form.mark and not (yield from self._ends_reply()):
+                raise Malformed
+            cursor.end_call()
+            if not (form.before + form.between + form.after).strip():
+                return
+            if form.after.strip() and (yield from literal(cursor, form.after, may_end=True)):
+                cursor.form()
+                return
+            following = form.between + self._head
+            if following.strip():
+                if not (yield from literal(cursor, following)):
+                    return
+            else:
+                yield from cursor.blanks()
+                if (yield from cursor.peek()) != "{":
+                    return
+
+    def _ends_reply(self) -> Steps[bool]:
+        """Say whether a call without a mark ends the reply, up to another call."""
+        cursor, form = self._cursor, self._form
+        texts = (form.between + form.after, *self._ends)
+        following = [part for text in texts for part in parts(text)[:1]]
+        yield from cursor.blanks()
+        place = cursor.place()
+        if not (yield from cursor.peek()):
+            return True
+        found = bool(following) and (yield from cursor.one_of(following)) is not None
+        cursor.back(place)
+        return found
+
+    def _start(self, starts: list[str], mark: str) -> Steps[None]:
+        for text in starts:
+            if (yield from literal(self._cursor, text.lstrip().removeprefix(mark))):
+                self._is_inside = bool(self._head) and len(parts(text)) < len(parts(self._head))
+                return
+        raise Malformed
+
+    def _call(self) -> Steps[None]:
+        form = self._form
+        if form.object is not None:
+            yield from read_call(self._cursor, form.object, self._only_known)
+            yield from self._close(may_end=True)
+            return
+        name, has_arguments = yield from self._read_head()
+        if self._only_known and name not in self._cursor.known:
+            raise Malformed
+        if not has_arguments:
+            if not form.close.strip():
+                raise Malformed
+            self._cursor.begin_call(name)
+            self._cursor.argument("{}")
+        elif form.pairs is not None:
+            self._cursor.begin_call(name)
+            schemas = ParameterSchemas(self._schemas.get(name, {}))
+            yield from self._read_pairs(form.pairs, schemas)
+        else:
+            yield from self._read_object(name)
+        yield from self._close(may_end=form.pairs is None)
+
+    def _close(self, may_end: bool) -> Steps[None]:
+        """Read what ends a call; a reply may end amid that."""
+        cursor = self._cursor
+        for i, part in enumerate(parts(self._form.close)):
+            yield from cursor.blanks()
+            if (i or may_end) and not (yield from cursor.peek()):
+                return
+            place = cursor.place()
+            if (yield from cursor.one_of((part,))) is None:
+                if self._is_inside and i and not cursor.is_at_cut:
+                    cursor.back(place)
+                    return
+                raise Malformed
+
+    def _read_head(self) -> Steps[tuple[str, bool]]:
+        """Read all up to the arguments; returns the name, and False where the call ends with it."""
+        cursor, name, begin = self._cursor, "", self._cursor.place()
+        for i, piece in enumerate(self._rest):
+            if piece == NAME and not name:
+                name = yield from self._read_name(self._rest[i + 1][:1])
+                begin = cursor.place()
+            elif piece == NAME:
+                if (yield from cursor.one_of((name,))) is None:
+                    raise Malformed
+            elif piece in (ID, INDEX):
+                yield from cursor.run(_DIGITS if piece == INDEX else _ID)
+            elif not (yield from literal(cursor, piece, is_tight=True)):
+                if cursor.is_at_cut or not name:
+                    raise Malformed
+                if self._rest[i + 1 : i + 2] != [ID]:  # an id may be left out
+                    cursor.back(begin)
+                    return name, False
+        return name, True
+
+    def _read_name(self, following: str) -> Steps[str]:
+        """Read a name, which ends before the character that follows it in the form."""
+        cursor = self._cursor
+        yield from cursor.blanks()
+        place = cursor.place()
+        name = yield from cursor.run(self._name)
+        if cursor.is_at_cut:
+            raise Malformed
+        if following and self._name.fullmatch(following) and following in name:
+            name = name[: name.rfind(following)]
+            cursor.back(place + len(name))
+        return name
+
+    def _read_object(self, name: str) -> Steps[None]:
+        """Read arguments that are one value, an object or the text of one."""
+        cursor = self._cursor
+        yield from cursor.blanks()
+        char = yield from cursor.peek()
+        if char == "{":
+            cursor.begin_call(name)
+            loose = None if self._form.is_json else Loose(self._form.quotes)
+            yield from read_value(cursor, cursor.argument, loose)
+        elif char == '"':
+            arguments = object_of((yield from read_value(cursor)))
+            cursor.begin_call(name)
+            cursor.argument(arguments)
+        else:
+            place = cursor.place()
+            if (yield from cursor.one_of(parts(self._form.close)[:1] or ("{",))) is None:
+                raise Malformed
+            cursor.back(place)
+            cursor.begin_call(name)
+            cursor.argument("{}")
+
+    def _read_pairs(self, pairs: PairForm, schemas: ParameterSchemas) -> Steps[None]:
+        cursor = self._cursor
+        before, seen = "{", set[str]()
+        while (yield from self._has_pair(pairs, bool(seen))):
+            key, types = yield from self._read_key(pairs)
+            if key in seen:
+                raise Malformed
+            seen.add(key)
+            cursor.argument(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+            allowed = schemas.parameter(key).types
+            if "string" in types or (types and allowed == {"string"}):
+                allowed = types & {"string"} or types
+            close = pairs.close.replace(KEY, key)
+            if KEY in pairs.close and allowed != {"string"}:
+                elements, schema = Elements(pairs), schemas.properties.get(key)
+                yield from self._read_elements(replace(pairs, close=close), elements, schema)
+            else:
+                yield from self._read_value(replace(pairs, close=close), allowed)
+            before = ", "
+        cursor.argument("}" if seen else "{}")
+
+    def _has_pair(self, pairs: PairForm, is_next: bool) -> Steps[bool]:
+        """Read the beginning of an argument, if one follows."""
+        cursor = self._cursor
+        first = (pairs.between if is_next else "") + pairs.open
+        last = parts(self._form.close)
+        place = cursor.place()
+        if not first.strip() or "".join(last).startswith("".join(parts(first))):
+            last = last if first.strip() else last[:1]
+            if (yield from literal(cursor, "".join(last))):
+                cursor.back(place)
+                return False
+        found = yield from literal(cursor, first)
+        if not found and cursor.is_at_cut:
+            raise Malformed
+        return found
+
+    def _read_key(self, pairs: PairForm) -> Steps[tuple[str, frozenset[str]]]:
+        """Read a key and what stands behind it; returns also the types that this announces."""
+        cursor = self._cursor
+        firsts = tuple({parts(middle)[0] for middle, _ in pairs.middles})
+        key, mark = yield from cursor.until((*firsts, "\n"))
+        if mark is None or mark == "\n":
+            raise Malformed
+        place = cursor.place() - len(mark)
+        for middle, types in pairs.middles:
+            if cursor.is_at_cut:
+                break
+            cursor.back(place)
+            if (yield from literal(cursor, middle.rstrip(BLANKS))):
+                if blanks := middle[len(middle.rstrip(BLANKS)) :]:
+                    yield from cursor.one_of((blanks,))
+                return key.strip(BLANKS), types
+        raise Malformed
+
+    def _read_value(self, pairs: PairForm, types: frozenset[str]) -> Steps[None]:
+        """Read a value and give it as JSON; one that can only be a text comes while it arrives."""
+        cursor = self._cursor
+        if not pairs.is_raw:
+            yield from self._read_quoted(pairs)
+        elif types == {"string"} and pairs.wrap is None:
+            cursor.argument('"')
+            yield from self._read_text(pairs, lambda text: cursor.argument(in_string(text)))
+            cursor.argument('"')
+        else:
+            pieces: list[str] = []
+            yield from self._read_text(pairs, pieces.append)
+            text = "".join(pieces)
+            first, last = pairs.wrap or ("", "")
+            if first and text.startswith(first) and text.endswith(last):
+                text, types = text[len(first) : -len(last)], frozenset({"string"})
+            cursor.argument(_as_json(text, types))
+
+    def _read_elements(self, pairs: PairForm, elements: Elements, schema: object) -> Steps[None]:
+        pieces: list[str] = []
+        yield from self._read_text(pairs, pieces.append)
+        try:
+            value = elements.value("".join(pieces), schema)
+        except ValueError:
+            value = "".join(pieces)
+        self._cursor.argument(json.dumps(value, ensure_ascii=False))
+
+    def _read_quoted(self, pairs: PairForm) -> Steps[None]:
+        """Read a value that is a text in quotes, or anything else that is nearly JSON."""
+        cursor = self._cursor
+        yield from cursor.blanks()
+        quote = yield from cursor.peek()
+        if quote not in ("'", '"'):
+            yield from read_value(cursor, cursor.argument, Loose())
+            return
+        cursor.skip(1)
+        pieces: list[str] = []
+        yield from self._read_until((quote,), pairs, pieces.append, pairs.has_escapes)
+        text = "".join(pieces)
+        plain = unescaped(text) if pairs.has_escapes else text
+        cursor.argument(json.dumps(plain, ensure_ascii=False))
+
+    def _read_text(self, pairs: PairForm, take: Callable[[str], None]) -> Steps[None]:
+        """Read a value that stands there as it is, up to its end."""
+        mark = (parts(pairs.close) or ("\n",))[0]
+        blanks = pairs.close[: len(pairs.close) - len(pairs.close.lstrip(BLANKS))]
+        ends = (blanks + mark, mark) if blanks and mark != "\n" else (mark,)
+        yield from self._read_until(ends, pairs, take)
+
+    def _read_until(
+        self,
+        ends: tuple[str, ...],
+        pairs: PairForm,
+        take: Callable[[str], None],
+        has_escapes: bool = False,
+    ) -> Steps[None]:
+        """Read a value up to its end, which is an end only where the call goes on behind it."""
+        cursor = self._cursor
+        marks = (*ends, "\\") if has_escapes else ends
+        while True:
+            _, mark = yield from cursor.until(marks, take)
+            if mark is None:
+                raise Malformed
+            if mark == "\\":
+                take(mark + (yield from cursor.peek()))
+                cursor.skip(bool((yield from cursor.peek())))
+                continue
+            place = cursor.place()
+            rest = "".join(parts(pairs.close)[1:]) if pairs.is_raw else pairs.close
+            if (yield from literal(cursor, rest)):
+                inside = cursor.place()
+                following = (pairs.between + pairs.open, self._form.close)
+                for text in following:
+                    yield from cursor.blanks()
+                    if (yield from cursor.one_of(parts(text)[:1] or ("\n",))) is not None:
+                        cursor.back(inside)
+                        return
+            if cursor.lacks_text:
+                raise Malformed
+            cursor.back(place)
+            take(mark)
+
+
+def literal(
+    cursor: Cursor, text: str, is_tight: bool = False, may_end: bool = False
+) -> Steps[bool]:
+    """Read a text of a form, however it is spaced; where it does not follow, nothing is read.
+
+    Its beginning at the end of a reply that was cut is read too.
+    `is_tight`: no blanks stand before it unless it begins with one. With `may_end` the reply may
+    end amid it.
+    """
+    place = cursor.place()
+    for i, part in enumerate(parts(text)):
+        if i or not is_tight or text[0] in BLANKS:
+            yield from cursor.blanks()
+        if i and may_end and not (yield from cursor.peek()):
+            return True
+        if (yield from cursor.one_of((part,))) is None:
+            if not cursor.is_at_cut:
+                cursor.back(place)
+            return False
+    return True
+
+
+def _as_json(text: str, types: frozenset[str]) -> str:
+    """Return the JSON of a value: what its type says, and a text where it cannot be read so."""
+    plain = text.strip(BLANKS)
+    plain = _PYTHON_NAMES.get(plain, plain)
+    if plain[:1] in ("{", "[") and not is_json(plain):
+        found = json_at(plain, 0)
+        plain = found.json if found is not None and found.end == len(plain) else plain
+    if is_json(plain):
+        may_be_text, kind = not types or "string" in types, kind_of(plain)
+        if not may_be_text or (kind != "string" and kind in (types or {kind})):
+            return plain  # a text in quotes stays one
+    return json.dumps(text, ensure_ascii=False)
