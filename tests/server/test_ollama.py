@@ -22,8 +22,9 @@ from vkmoe.server.api.ollama import models as ollama_models
 from vkmoe.server.api.ollama import replies as answers
 
 THINKS = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
-    "{{ reasoning_effort }}[assistant]<think>{# until </think> #}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% endfor %}"
+    "{{ reasoning_effort }}[assistant]<think>"
 )
 END = 0  # of a text, and its beginning
 HI: Any = [{"role": "user", "content": "def main():"}]

@@ -369,3 +369,10 @@ def test_a_reply_of_harmony_in_a_chat_has_no_calls() -> None:
 def test_thoughts_show_without_tools() -> None:
     family = ToolFamily("none", ReplyForm(THINK))
     assert joined(events_of("<think>a</think>b", family, tools=[])) == Reply("b", "a", [])
+
+
+@pytest.mark.parametrize("pieces", [["\n"], [" ", "\n"], ["\n", "a", " \n"]])
+def test_blanks_are_answer_where_a_model_writes_nothing_else(pieces: list[str]) -> None:
+    parser = ReplyParser(ToolFamily("none", ReplyForm()), TOOLS)
+    found = [*(each for piece in pieces for each in parser.feed(piece)), *parser.finish()]
+    assert "".join(each.text for each in found if isinstance(each, Content)) == "".join(pieces)

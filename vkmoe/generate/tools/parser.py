@@ -51,8 +51,8 @@ class ReplyParser:
         }
         self._is_harmony, self._form = family.name == "harmony", family.form
         call = family.form.call or (PLAIN_CALL if must_call else None)
-        has_form = bool(family.thought or family.form.content[0] or (tools and call))
-        trims = has_form and not self._is_harmony
+        self._has_form = bool(family.thought or family.form.content[0] or (tools and call))
+        trims = self._has_form and not self._is_harmony
         self._cursor = Cursor(frozenset(self._schemas), streams, trims, make_id)
         self._calls: CallReader | None = None
         if tools and call is not None:
@@ -98,7 +98,8 @@ class ReplyParser:
             return
         if in_thought:
             yield from self._read_thought()
-        yield from self._read_beginning()
+        if self._has_form:
+            yield from self._read_beginning()
         while True:
             _, mark = yield from cursor.until(self._marks, cursor.content)
             if mark is None:
