@@ -14,12 +14,17 @@ import ollama
 import pytest
 from gguf.constants import LlamaFileType
 
-from tests.server.conftest import Served, run_async, serving
+from tests.server.conftest import Served, listening, run_async, serving
 from tests.server.test_clients import ASK, TEMPLATE, TOOL, WEATHER, is_asked, with_template
+from tests.server.test_models import hosted
 from vkmoe.config import EngineConfig
 from vkmoe.llm import LLM
-from vkmoe.server.api.ollama import models as ollama_models
-from vkmoe.server.api.ollama import replies as answers
+from vkmoe.server.api.ollama import replies
+from vkmoe.server.api.ollama.fields import ChatFields
+from vkmoe.server.facts import FILE_TYPES
+from vkmoe.server.models import Models
+from vkmoe.server.peers import Peers
+from vkmoe.server.roster import Peer
 
 THINKS = (
     "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}"
@@ -120,7 +125,7 @@ def test_the_client_for_event_loops_is_served(server: Served, client: ollama.Cli
 def test_a_silent_stream_has_empty_parts(
     server: Served, client: ollama.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "PATIENCE", 0.0)
+    monkeypatch.setattr(replies, "PATIENCE", 0.0)
     parts = list(client.chat("demo", HI, options=SHORT, stream=True))
     texts = [part.message.content for part in parts]
     assert "".join(map(str, texts)) == openai_message(server)["content"]
@@ -172,7 +177,7 @@ def test_results_belong_to_the_calls_of_their_names() -> None:
         {"role": "tool", "content": "3"},
         {"role": "tool", "content": "4"},
     ]
-    asked = answers._ChatFields.model_validate({"model": "m", "messages": messages})
+    asked = ChatFields.model_validate({"model": "m", "messages": messages})
     calls, *results = asked.conversation(False).messages
     ids = [each["id"] for each in calls["tool_calls"]]
     assert len(set(ids)) == 3 and ids[2] == "own"
@@ -346,6 +351,49 @@ def test_tokens_have_the_probabilities_of_other_apis(server: Served, client: oll
         ] == same
 
 
+def test_embeddings_are_those_of_other_apis(server: Served, client: ollama.Client) -> None:
+    texts = ["def main():", "class A:"]
+    data = server.post("/v1/embeddings", {"input": texts}).json()
+    same = [each["embedding"] for each in data["data"]]
+    found = client.embed("demo", texts)
+    assert found.embeddings == same and found.prompt_eval_count == data["usage"]["total_tokens"]
+    assert found.total_duration and found.load_duration is not None
+    assert client.embed("demo", texts[0]).embeddings == same[:1]
+    (cut,) = client.embed("demo", texts[1], dimensions=8).embeddings
+    assert len(cut) == 8 and sum(x * x for x in cut) == pytest.approx(1)
+    one = client.embeddings("demo", texts[0]).embedding
+    length = sum(x * x for x in one) ** 0.5
+    assert length != pytest.approx(1) and [x / length for x in one] == pytest.approx(same[0])
+    assert client.embed("demo", []).embeddings == [] == client.embeddings("demo", "").embedding
+
+
+def test_models_of_all_servers_are_listed_and_loaded_by_their_tags() -> None:
+    with serving(settings={"alias": "far"}) as far:
+        far.wait()
+        models = Models([hosted("near"), hosted("next")])
+        peers = Peers([Peer(far.address)], timeout=5.0)
+        with listening(models, peers) as served, client_of(served) as client:
+            names = [each.model for each in client.list().models]
+            assert names == ["near:latest", "next:latest", "far:latest"]
+            assert client.ps().models == []
+            texts = {
+                name: client.chat(name, HI, options=SHORT).message.content
+                for name in ("far:latest", "next:latest", "next", "far")
+            }
+            assert len(set(texts.values())) == 1 and "near" not in str(client.ps())
+            assert [each.model for each in client.ps().models] == ["next:latest"]
+            assert client.list().models[1].size == client.list().models[2].size
+            loaded = client.generate("near:latest")
+            assert loaded.done_reason == "load"
+            assert [each.model for each in client.ps().models] == ["near:latest"]
+            first = client.chat("next", HI, options=SHORT)
+            assert (first.load_duration or 0) > 10e6, "nanoseconds of loading"
+            with pytest.raises(ollama.ResponseError) as missing:
+                client.chat("other", HI)
+            assert missing.value.status_code == 404
+            assert client.list().models[0].details == client.show("near").details
+
+
 def test_a_request_for_nothing_loads_or_unloads(client: ollama.Client) -> None:
     for keep_alive, reason in (
         (None, "load"),
@@ -380,6 +428,8 @@ def test_a_request_for_nothing_loads_or_unloads(client: ollama.Client) -> None:
         ("show", {"model": "other"}, 404, "model 'other' not found"),
         ("show", {}, 400, "model is required"),
         ("pull", {"model": "other"}, 501, "vkmoe has no /api/pull"),
+        ("embed", {"model": "d", "input": ["x", ""]}, 400, "empty"),
+        ("embed", {"model": "d", "input": "x", "dimensions": 257}, 400, "256 dimensions"),
         ("nothing", {}, 404, "there is nothing"),
     ],
 )  # fmt: skip
@@ -458,22 +508,10 @@ def test_types_of_files_have_the_names_of_the_format() -> None:
     named = {
         kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType
     }
-    assert len(ollama_models._FILE_TYPES) > 30
-    assert ollama_models._FILE_TYPES.items() <= named.items()
+    assert len(FILE_TYPES) > 30
+    assert FILE_TYPES.items() <= named.items()
 
 
 def test_the_template_of_the_calling_model_is_the_one_of_other_clients(calling: Served) -> None:
     with client_of(calling) as client:
         assert client.show("demo").template == TEMPLATE
-
-
-def test_embeddings_are_those_of_openai_s_form(client: ollama.Client, server: Served) -> None:
-    texts = ["def f():", "x = [1]"]
-    data = server.post("/v1/embeddings", {"input": texts}).json()["data"]
-    found = client.embed("demo", texts)
-    assert [list(each) for each in found.embeddings] == [each["embedding"] for each in data]
-    assert len(client.embed("demo", texts[0], dimensions=8).embeddings[0]) == 8
-    old = client.embeddings("demo", texts[0]).embedding
-    assert sum(x * x for x in old) ** 0.5 > 1.5
-    with pytest.raises(ollama.ResponseError, match="empty"):
-        client.embed("demo", "")

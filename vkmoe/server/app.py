@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -172,6 +173,7 @@ def make_app(models: Models, peers: Peers | None = None) -> ASGIApp:
 
 async def _answered(models: Models, do: Answer, request: Request) -> Response:
     """Answer with the model that a request names, here or at a peer."""
+    request.state.began = time.perf_counter()
     peers: Peers | None = None if HOP in request.headers else request.app.state.peers
     name = None if models.is_one and not peers else await _named(request)
     if name and peers and not models.has(name) and (peer := await peers.holder(name)):
@@ -187,7 +189,7 @@ async def _named(request: Request) -> str | None:
         return request.query_params.get("model")
     body = await body_of(request)
     name = body.get("model") or body.get("name")  # as older clients of Ollama call it
-    return name.removesuffix(":latest") if isinstance(name, str) else None
+    return name if isinstance(name, str) else None
 
 
 class _Prefixed:

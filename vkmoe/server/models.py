@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan
 from vkmoe.server.errors import ApiError, api_error, unavailable
+from vkmoe.server.roster import bare_name
 from vkmoe.server.service import Service
 
 _LOOK_S = 0.25  # between two looks for models that nothing uses
@@ -46,6 +47,10 @@ class Hosted:
     def names(self) -> set[str]:
         """Return all names that clients know it by."""
         return {self.name, *self.service.settings.aliases}
+
+    def is_called(self, name: str) -> bool:
+        """Say whether a name is this model's, with or without a tag."""
+        return bare_name(name) in map(bare_name, self.names)
 
     @property
     def is_there(self) -> bool:
@@ -75,7 +80,7 @@ class Models:
 
     def has(self, name: str) -> bool:
         """Say whether one of the models has this name."""
-        return any(name in each.names for each in self.hosted)
+        return any(each.is_called(name) for each in self.hosted)
 
     def found(self, name: str | None) -> Hosted:
         """Find a model by its name; without one, the one that was used last.
@@ -85,7 +90,7 @@ class Models:
         if self.is_one or not name:
             return max(self.hosted, key=lambda each: (each.is_there, each.used_at))
         for each in self.hosted:
-            if name in each.names:
+            if each.is_called(name):
                 return each
         known = ", ".join(each.name for each in self.hosted)
         raise ApiError(

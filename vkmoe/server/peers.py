@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from vkmoe.server.errors import unavailable
-from vkmoe.server.roster import Peer
+from vkmoe.server.roster import Peer, bare_name
 from vkmoe.server.sse import event, json_bytes
 
 HOP = "X-Vkmoe-Forwarded"  # which a forwarded request has
@@ -61,7 +61,8 @@ class Peers:
         """Find a server that has a model of this name; None: there is none that answers."""
         await self._ask()
         for peer, models in self._known.items():
-            if any(name == model["id"] or name in model.get("aliases", ()) for model in models):
+            names = [each for x in models for each in (x["id"], *x.get("aliases", ()))]
+            if bare_name(name) in map(bare_name, names):
                 return peer
         return None
 

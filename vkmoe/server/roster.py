@@ -26,6 +26,7 @@ from vkmoe.errors import ModelFileError, UsageError
 
 Config = TypeVar("Config", EngineConfig, SamplingConfig)
 
+TAG = ":latest"  # of a model's name that has no other, in Ollama's API
 _OWN = ("model", "aliases", "chat_template", "chat_template_file")  # beside options
 _MOST_BYTES = 1 << 20  # of a file
 
@@ -56,6 +57,11 @@ class Roster:
 
     models: tuple[Listed, ...]
     peers: tuple[Peer, ...] = ()
+
+
+def bare_name(name: str) -> str:
+    """Return a name without the tag that it has if it has no other."""
+    return name.removesuffix(TAG)
 
 
 def read_roster(path: Path, engine: EngineConfig, sampling: SamplingConfig) -> Roster:

@@ -32,7 +32,7 @@ LONG_TEXT = 1 << 16  # characters from which encoding takes long
 _LONG_THREADS = 2
 
 
-@dataclass(eq=False)
+@dataclass
 class Service:
     """Makes replies of checked requests."""
 

@@ -20,6 +20,7 @@ from vkmoe.server.api.shapes import (
     TokensShape,
 )
 from vkmoe.server.errors import ApiError
+from vkmoe.server.facts import ModelFacts
 from vkmoe.server.fields import Body, Tokens, read_body
 from vkmoe.server.openapi import described
 from vkmoe.server.peers import HOP
@@ -46,15 +47,22 @@ async def health(service: Service, request: HttpRequest) -> Response:
     return json_answer({"status": "ok"})
 
 
-def _model(service: Service) -> dict[str, Any]:
-    """Describe a model; one that was never loaded has no figures."""
-    state = service.engine.state
+def known_facts(service: Service) -> ModelFacts | None:
+    """Return what there is to say of a model; None for one that was never loaded.
+
+    Raises UnavailableError for one that is not there, and will not be when a request needs it.
+    """
     try:
-        meta = service.learn_facts().meta
+        return service.learn_facts()
     except UnavailableError:
         if not service.engine.must_be_waited_for:
             raise
-        meta = None
+        return None
+
+
+def _model(service: Service) -> dict[str, Any]:
+    """Describe a model; one that was never loaded has no figures."""
+    state, known = service.engine.state, known_facts(service)
     return {
         "id": service.alias,
         "object": "model",
@@ -63,7 +71,7 @@ def _model(service: Service) -> dict[str, Any]:
         "aliases": service.settings.aliases,
         "tags": service.settings.all_tags,
         "status": {"value": {"ready": "loaded", "asleep": "unloaded"}.get(state, state)},
-        "meta": meta,
+        "meta": known.meta if known else None,
     }
 
 
@@ -83,7 +91,7 @@ async def one_model(service: Service, request: HttpRequest) -> Response:
     """Describe a model by its name."""
     name = request.path_params["name"]
     for each in request.app.state.models.hosted:
-        if name in each.names:
+        if each.is_called(name):
             return json_answer(_model(each.service))
     names = ", ".join(repr(each.name) for each in request.app.state.models.hosted)
     raise ApiError(404, f"there is no model {name!r}; there is {names}", param="model")

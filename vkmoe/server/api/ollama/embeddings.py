@@ -9,44 +9,47 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from vkmoe.server.api.embeddings import EmbeddingFields, embedded
+from vkmoe.generate.pooling import NO_NORM
+from vkmoe.server.api.embeddings import Embedded, EmbeddingFields, embedded
 from vkmoe.server.api.shapes import OllamaEmbeddingShape, OllamaEmbeddingsShape
 from vkmoe.server.fields import Body, Many, Number, read_body
 from vkmoe.server.openapi import described
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_answer
 
+_LENGTH = 2  # the norm by which a vector has length 1
 
-class _EmbedFields(Body):
+
+class _Fields(Body):
     api = "ollama"
-    model: str | None = None
+    model: Annotated[str, Field(min_length=1)]
+    keep_alive: Number | str | None = None
+    options: dict[str, Any] | None = None
+
+
+class _EmbedFields(_Fields):
     input: str | Many[str]
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    keep_alive: Number | str | None = None
-    options: dict[str, Any] | None = None
 
 
-class _OldFields(Body):
-    api = "ollama"
-    model: str | None = None
-    prompt: str
-    keep_alive: Number | str | None = None
-    options: dict[str, Any] | None = None
+class _OldFields(_Fields):
+    prompt: str | None = None  # none: load the model
 
 
 @described(OllamaEmbeddingsShape, body=_EmbedFields, statuses=(500, 503))
 async def embed(service: Service, request: HttpRequest) -> Response:
     """Compute embeddings of length 1, in Ollama's form."""
-    began, asked = time.perf_counter_ns(), await read_body(request, _EmbedFields)
-    texts: Any = asked.input  # a text, or a list of them
-    given = EmbeddingFields(input=texts, dimensions=asked.dimensions, embd_normalize=2)
-    found = await embedded(service, request, given)
+    asked = await read_body(request, _EmbedFields)
+    began, loaded = request.state.began, time.perf_counter()
+    texts: Any = asked.input
+    given = EmbeddingFields(input=texts, dimensions=asked.dimensions, embd_normalize=_LENGTH)
+    found = await embedded(service, request, given) if texts != [] else Embedded([], 0)
     return json_answer(
         {
-            "model": asked.model or service.alias,
+            "model": asked.model,
             "embeddings": [vector.tolist() for vector in found.vectors],
-            "total_duration": time.perf_counter_ns() - began,
-            "load_duration": 0,
+            "total_duration": round(1e9 * (time.perf_counter() - began)),
+            "load_duration": round(1e9 * (loaded - began)),
             "prompt_eval_count": found.n_tokens,
         }
     )
@@ -56,5 +59,8 @@ async def embed(service: Service, request: HttpRequest) -> Response:
 async def embed_one(service: Service, request: HttpRequest) -> Response:
     """Compute the embedding of one text, as it is, in the form of older clients."""
     asked = await read_body(request, _OldFields)
-    found = await embedded(service, request, EmbeddingFields(input=asked.prompt, embd_normalize=-1))
+    if not asked.prompt:
+        return json_answer({"embedding": []})
+    given = EmbeddingFields(input=asked.prompt, embd_normalize=NO_NORM)
+    found = await embedded(service, request, given)
     return json_answer({"embedding": found.vectors[0].tolist()})

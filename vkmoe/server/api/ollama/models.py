@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from vkmoe.gguf_file import GgufFile
 from vkmoe.llm import LLM
+from vkmoe.server.api.facts import known_facts
 from vkmoe.server.api.shapes import (
     OllamaModelShape,
     OllamaModelsShape,
@@ -24,25 +21,18 @@ from vkmoe.server.api.shapes import (
     VersionShape,
 )
 from vkmoe.server.errors import ApiError
+from vkmoe.server.facts import ModelFacts
 from vkmoe.server.fields import Body, read_body
 from vkmoe.server.openapi import described
+from vkmoe.server.peers import HOP
+from vkmoe.server.roster import TAG, bare_name
 from vkmoe.server.service import Service
 from vkmoe.server.sse import json_answer
 
 Object = dict[str, Any]
 SPOKEN = "0.12.11"  # the version of Ollama whose forms these are: clients refuse older ones
-_TAG = ":latest"  # of a name that has none
 _FOR_EVER = timedelta(days=36525)  # until a model is unloaded that stays
 _SHORT = 5  # items of a list that is shown unasked
-_BLOB = re.compile(r"sha256-([0-9a-f]{64})")  # how Ollama names the files of its models
-_FILE_TYPES = {  # general.file_type
-    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
-    **{10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M"},
-    **{16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S"},
-    **{22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M"},
-    **{28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0"},
-    **{37: "TQ2_0", 38: "MXFP4_MOE"},
-}
 # Ollama's names of options, and vkmoe's.
 _PARAMETERS = {
     "temperature": "temp",
@@ -66,35 +56,33 @@ async def version(service: Service, request: HttpRequest) -> Response:
 
 @described(OllamaModelsShape)
 async def tags(service: Service, request: HttpRequest) -> Response:
-    """List the models, in Ollama's form; of those that were never loaded little is known."""
-    found: list[Object] = []
-    for hosted in request.app.state.models.hosted:
-        each, listed = hosted.service, _unknown(hosted.service)
-        if not each.engine.must_be_waited_for:
-            llm = each.engine.llm
-            listed = _KNOWN[each] = _known(llm) | {"modified_at": _modified(each, llm)}
-        listed = _KNOWN.get(each, listed)
-        found += [{"name": name, "model": name, **listed} for name in _names(each)]
+    """List the models, with those of peers, in Ollama's form."""
+    state = request.app.state
+    found = [each for hosted in state.models.hosted for each in _listed(hosted.service)]
+    if state.peers and HOP not in request.headers:
+        own = {each["name"] for each in found}
+        others = [(_tagged(each["id"]), each.get("meta")) for each in await state.peers.models()]
+        found += [
+            {**_entry(name, meta if isinstance(meta, dict) else {}), "modified_at": now()}
+            for name, meta in others
+            if name not in own
+        ]
     return json_answer({"models": found})
 
 
 @described(OllamaRunningShape)
 async def running(service: Service, request: HttpRequest) -> Response:
     """List the models that are loaded, in Ollama's form."""
-    found: list[Object] = []
-    for hosted in request.app.state.models.hosted:
-        each = hosted.service
-        if each.engine.state != "ready":
-            continue
-        llm = each.engine.llm
-        memory = llm.memory
-        more = {
-            "size": sum(memory.values()),
-            "size_vram": 0 if llm.device_info.is_cpu else memory["device"],
+    found = [
+        {
+            **{name: value for name, value in each.items() if name != "modified_at"},
+            **_memory(hosted.service.engine.llm),
             "expires_at": _written(datetime.now(UTC) + _FOR_EVER),
-            "context_length": llm.engine.ctx_size,
         }
-        found += [{"name": name, "model": name, **_known(llm), **more} for name in _names(each)]
+        for hosted in request.app.state.models.hosted
+        if hosted.is_there
+        for each in _listed(hosted.service)
+    ]
     return json_answer({"models": found})
 
 
@@ -105,25 +93,24 @@ async def show(service: Service, request: HttpRequest) -> Response:
     name = asked.model or asked.name
     if not name:
         raise ApiError(400, "model is required", param="model")
-    if name.removesuffix(_TAG) not in {each.removesuffix(_TAG) for each in _names(service)}:
+    if bare_name(name) not in map(bare_name, _names(service)):
         raise ApiError(404, f"model '{name}' not found", param="model")
-    llm = service.engine.llm
+    llm, known = service.engine.llm, service.learn_facts()
     try:
         able = await service.off_loop(lambda: capabilities(llm))
-        template = llm.chat_template.source if llm.has_chat_template else ""
     except ApiError:  # a template that cannot be used, as a request that needs it will say
-        able, template = ["completion"], ""
+        able = ["completion"]
     is_verbose = bool(asked.verbose)
     file = llm.engine.model.file
     parameters = "\n".join(f"{key:<30} {value}" for key, value in _parameters(service, llm))
     found: Object = {
-        "modelfile": f"FROM {Path(file.path).name}\n",  # where it lies stays here
+        "modelfile": f"FROM {known.file_name}\n",
         "parameters": parameters,
-        "template": template,
-        "details": _details(llm),
+        "template": known.template if known.has_template else "",
+        "details": _details(known.meta, known),
         "model_info": await service.off_loop(lambda: dict(_metadata(llm, is_verbose)), True),
         "capabilities": able,
-        "modified_at": _modified(service, llm),
+        "modified_at": next(_listed(service))["modified_at"],
     }
     if text := file.metadata.get("general.license"):
         found["license"] = str(text)
@@ -141,57 +128,57 @@ def capabilities(llm: LLM) -> list[str]:
     able = {
         "completion": True,
         "tools": family.name != "none",
-        "insert": {"fim_pre", "fim_suf", "fim_mid"} <= llm.tokenizer.gaps.keys(),
+        "insert": llm.tokenizer.gaps.keys() >= {"fim_pre", "fim_suf", "fim_mid"},
         "thinking": family.thought is not None or family.name == "harmony",
     }
     return [name for name, is_able in able.items() if is_able]
 
 
+def _tagged(name: str) -> str:
+    """Return a name with the tag that Ollama's clients look for."""
+    return name if ":" in name else name + TAG
+
+
 def _names(service: Service) -> list[str]:
-    """List the names of the model; Ollama's clients look for tags in them."""
-    names = dict.fromkeys((service.alias, *service.settings.aliases))
-    return [name if ":" in name else name + _TAG for name in names]
+    """List the names of a model."""
+    return [*dict.fromkeys(map(_tagged, (service.alias, *service.settings.aliases)))]
 
 
-# What is known of models that sleep.
-_KNOWN: WeakKeyDictionary[Service, Object] = WeakKeyDictionary()
+def _listed(service: Service) -> Iterator[Object]:
+    """Yield what lists say of a model, by each of its names."""
+    known = known_facts(service)
+    seconds = known.written_at if known and known.written_at else service.started
+    written = _written(datetime.fromtimestamp(seconds, UTC))
+    for name in _names(service):
+        yield {**_entry(name, known.meta if known else {}, known), "modified_at": written}
 
 
-def _known(llm: LLM) -> Object:
-    """Return what lists say of a model that is loaded."""
-    file = llm.engine.model.file
-    size = sum(tensor.n_bytes for tensor in file.tensors.values())
-    return {"size": size, "digest": _digest(file), "details": _details(llm)}
+def _entry(name: str, meta: Mapping[str, Any], known: ModelFacts | None = None) -> Object:
+    """Return what a list says of a model; one that is not known well has few figures."""
+    digest = known.digest if known else hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
+    size, details = meta.get("size", 0), _details(meta, known)
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": details}
 
 
-def _unknown(service: Service) -> Object:
-    """Return what lists say of a model that was never loaded."""
-    details = {"parent_model": "", "format": "gguf", "family": "", "families": []}
-    return {
-        "size": 0,
-        "digest": hashlib.sha256(service.alias.encode("utf-8", "replace")).hexdigest(),
-        "details": details | {"parameter_size": "", "quantization_level": "unknown"},
-        "modified_at": _written(datetime.fromtimestamp(service.started, UTC)),
-    }
-
-
-def _details(llm: LLM) -> Object:
-    file, family = llm.engine.model.file, llm.spec.architecture
-    kind = file.metadata.get("general.file_type")
+def _details(meta: Mapping[str, Any], known: ModelFacts | None) -> Object:
+    family = str(meta.get("architecture", ""))
     return {
         "parent_model": "",
         "format": "gguf",
         "family": family,
-        "families": [family],
-        "parameter_size": _short(_n_weights(file)),
-        "quantization_level": _FILE_TYPES.get(kind, "unknown")
-        if isinstance(kind, int)
-        else "unknown",
+        "families": [family] if family else [],
+        "parameter_size": _short(meta.get("n_params") or 0),
+        "quantization_level": known.file_type if known else "unknown",
     }
 
 
-def _n_weights(file: GgufFile) -> int:
-    return sum(tensor.n_weights for tensor in file.tensors.values())
+def _memory(llm: LLM) -> Object:
+    size = llm.memory
+    return {
+        "size": sum(size.values()),
+        "size_vram": 0 if llm.device_info.is_cpu else size["device"],
+        "context_length": llm.engine.ctx_size,
+    }
 
 
 def _short(number: int) -> str:
@@ -200,27 +187,6 @@ def _short(number: int) -> str:
         if number >= unit:
             return f"{number / unit:.1f}{letter}"
     return str(number)
-
-
-def _digest(file: GgufFile) -> str:
-    """Return what tells a model from others: of Ollama's own files their digest.
-
-    Of other files it is that of their tensors' names, types and shapes: all their bytes would take
-    minutes to read.
-    """
-    if named := _BLOB.fullmatch(Path(file.path).name):
-        return named[1]
-    head = [file.metadata.get("general.name"), *(each[:3] for each in file.tensors.values())]
-    return hashlib.sha256(repr(head).encode("utf-8", "replace")).hexdigest()
-
-
-def _modified(service: Service, llm: LLM) -> str:
-    """Return when the file was written, or when the server began if the file is gone."""
-    try:
-        seconds = Path(llm.engine.model.file.paths[0]).stat().st_mtime
-    except OSError:
-        seconds = service.started
-    return _written(datetime.fromtimestamp(seconds, UTC))
 
 
 def _written(when: datetime) -> str:
@@ -244,7 +210,7 @@ def _parameters(service: Service, llm: LLM) -> Iterator[tuple[str, Any]]:
 def _metadata(llm: LLM, is_verbose: bool) -> Iterator[tuple[str, Any]]:
     """Yield the metadata of a model; long lists are null unless all is asked for."""
     file = llm.engine.model.file
-    yield "general.parameter_count", _n_weights(file)
+    yield "general.parameter_count", sum(tensor.n_weights for tensor in file.tensors.values())
     for key in file.metadata:
         if key == "tokenizer.chat_template":  # which has a place of its own
             continue
