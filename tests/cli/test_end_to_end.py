@@ -210,10 +210,10 @@ def test_mistakes_are_one_clear_line(
     assert message in errors[0]
 
 
-def test_a_context_beyond_the_model_is_wrong_usage(run: Run) -> None:
-    done = run("generate", "-p", "x", "-c", "99999")
-    assert done.code == 2
-    assert "99999" in done.err
+def test_a_context_beyond_what_the_model_was_trained_for_is_noted(run: Run) -> None:
+    done = run("generate", "-p", "x", "-c", "1100", "-n", "1")
+    assert done.code == 0 and "was trained for 1024" in done.err
+    assert run("generate", "-p", "x", "-c", "99999999999").code == 2
 
 
 def test_devices_as_json_marks_one(run: Run) -> None:

@@ -20,6 +20,7 @@ HINTS = get_type_hints(EngineConfig) | get_type_hints(SamplingConfig)
 # Of texts that are read: one that can be, and one that cannot.
 READ = {
     "vram_margin": ("1GiB", "-1"),
+    "cache_ram": ("4GiB", "-2"),
     "expert_cache": ("1.5 gib", "0"),
     "expert_resident_ids": ("1, 2,,3", "1,two"),
     "host_pool": ("8 GiB", "0"),

@@ -79,3 +79,16 @@ def test_prompts_are_shown_if_that_is_asked_for(server: Served) -> None:
     whole = server.post("/v1/chat/completions", {**body, "verbose": True}).json()
     assert whole["__verbose"]["prompt"] == "[user]Hi[assistant]"
     assert "__verbose" not in server.post("/v1/chat/completions", body).json()
+
+
+def test_thoughts_may_stay_in_the_text() -> None:
+    body = {"messages": [HI], "max_tokens": 6, "temperature": 0}
+    found = []
+    for kind in ("auto", "none"):
+        with served(THINKS, reasoning_format=kind) as server:
+            server.wait()
+            found.append(server.post("/v1/chat/completions", body).json()["choices"][0]["message"])
+    apart, within = found
+    assert apart["reasoning_content"] and not apart["content"]
+    assert "reasoning_content" not in within
+    assert within["content"].strip() == apart["reasoning_content"].strip()

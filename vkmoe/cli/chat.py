@@ -41,7 +41,7 @@ _HARMLESS = dict.fromkeys(_ORDERS, "\N{REPLACEMENT CHARACTER}")
 
 
 @dataclass(frozen=True)
-class _Talk:
+class _Talk(TemplateChoice):
     system: str | None = option(None, "The system message.")
     chat_template_kwargs: str | None = option(
         None,
@@ -66,7 +66,6 @@ def chat(
     *,
     which: ModelChoice,
     talk: _Talk,
-    template: TemplateChoice,
     limits: Limits = _UNLIMITED,
     sampling: SamplingConfig,
     engine: EngineConfig,
@@ -86,7 +85,7 @@ def chat(
         return
     if talk.api_key is not None and is_typed(context, "api_key"):
         raise UsageError("--api-key is for --server", "name the server: --server URL")
-    path, text = which.path(context), template.text
+    path, text = which.path(context), talk.text
     with opened(path, engine, verbose, quiet, chat_template=text) as llm:
         local = LocalModel(llm, names, sampling, limits, quiet)
         _talk(Conversation(local, system, quiet), verbose)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def serve(
     engine: EngineConfig,
     output: Annotated[Output, ("quiet",)],
 ) -> None:
-    """Serve a model over HTTP, in the forms of OpenAI's and Anthropic's APIs.
+    """Serve a model over HTTP, in the forms of OpenAI, Anthropic, llama-server and Ollama.
 
     At http://HOST:PORT is a page with a chat and a live map of the experts; clients take
     http://HOST:PORT/v1 as the base URL. --parallel N serves N replies at once, which share
@@ -56,12 +56,7 @@ def serve(
     quiet = output.quiet
     config, notes = _shared_context(engine, settings)
     roster = _roster(context, which, template, settings, (config, sampling))
-    if idle := context.meta.get(IDLE_FLAGS):
-        notes.append(f"nothing to do here for {', '.join(idle)}")
-    if not settings.keys and not {"127.0.0.1", "localhost", "::1"}.issuperset(settings.hosts):
-        notes.append("whatever reaches this address may use the model: --api-key asks for a key")
-    if settings.models is not None:
-        notes.append(f"models: {', '.join(each.name for each in roster.models)}")
+    notes += _notes(context, settings, roster)
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     with log_as_notes(quiet, level), TemporaryDirectory(prefix="vkmoe-") as profiles:
         hosted = [
@@ -79,6 +74,16 @@ def serve(
         Server(app, models).run(sockets=listening)
     for error in models.errors:
         raise error
+
+
+def _notes(context: typer.Context, settings: ServerSettings, roster: Roster) -> Iterator[str]:
+    """Say what a user may not expect of these options."""
+    if idle := context.meta.get(IDLE_FLAGS):
+        yield f"nothing to do here for {', '.join(idle)}"
+    if not settings.keys and not {"127.0.0.1", "localhost", "::1"}.issuperset(settings.hosts):
+        yield "whatever reaches this address may use the model: --api-key asks for a key"
+    if settings.models is not None:
+        yield f"models: {', '.join(each.name for each in roster.models)}"
 
 
 def _roster(

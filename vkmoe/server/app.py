@@ -135,17 +135,6 @@ def make_app(models: Models, peers: Peers | None = None) -> ASGIApp:
     """
     settings = models.hosted[0].service.settings
 
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        models.start()
-        resting = asyncio.create_task(models.rest())
-        try:
-            yield
-        finally:
-            resting.cancel()
-            models.end()
-            await models.join()
-
     page = read_page() if settings.webui else {}
     app = Starlette(
         routes=[
@@ -164,11 +153,24 @@ def make_app(models: Models, peers: Peers | None = None) -> ASGIApp:
             ClientDisconnect: _gone,
             Exception: _failed,
         },
-        lifespan=lifespan,
+        lifespan=lambda _: _serving(models),
     )
     app.state.models, app.state.peers = models, peers
     guard = Guard(Lending(app, models), settings.hosts, settings.keys, OPEN_PATHS, settings.origins)
     return _RequestLog(_Prefixed(guard, settings.api_prefix))
+
+
+@asynccontextmanager
+async def _serving(models: Models) -> AsyncIterator[None]:
+    """Load what is to be there from the start; at the end, free all models."""
+    models.start()
+    resting = asyncio.create_task(models.rest())
+    try:
+        yield
+    finally:
+        resting.cancel()
+        models.end()
+        await models.join()
 
 
 async def _answered(models: Models, do: Answer, request: Request) -> Response:

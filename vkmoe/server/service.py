@@ -107,7 +107,10 @@ class Service:
         Raises VkmoeError.
         """
         names = self.settings.template_names | conversation.names
-        return replace(conversation, names=names).prompt(llm.chat_format)
+        prompt = replace(conversation, names=names).prompt(llm.chat_format)
+        if self.settings.reasoning_format == "none":
+            prompt = replace(prompt, format=prompt.format.without_thoughts)
+        return prompt
 
     def requests(
         self, llm: LLM, prompts: Sequence[Sequence[int]], asked: ReplyFields, **more: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from vkmoe.generate.chat.template import ChatTemplate
@@ -23,6 +23,12 @@ class ChatFormat:
     template: ChatTemplate
     family: ToolFamily
     is_own: bool  # the template is the model's
+
+    @property
+    def without_thoughts(self) -> ChatFormat:
+        """Return the format by which thoughts are part of the answer, marks and all."""
+        form = replace(self.family.form, thought=None)
+        return replace(self, family=replace(self.family, form=form))
 
     @classmethod
     def of(cls, own: ChatTemplate | None, tokenizer: Tokenizer) -> ChatFormat:
