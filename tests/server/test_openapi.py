@@ -67,6 +67,12 @@ def test_the_document_has_every_answer_with_a_summary() -> None:
     assert chat["required"] == ["messages"] and "temperature" in chat["properties"]
 
 
+def test_answers_have_names_of_their_own() -> None:
+    """Schemas are called by them."""
+    answers = {answer for _, _, answer in ANSWERS}
+    assert len({answer.__name__ for answer in answers}) == len(answers)
+
+
 def test_the_server_sends_it(server: Served) -> None:
     found = server.client.get("/openapi.json").json()
     assert {**found, "info": {}} == {**DOCUMENT, "info": {}}

@@ -134,6 +134,7 @@ class Service:
                 for index in range(asked.n_replies)
             ]
         except VkmoeError as error:
+            _ = self.engine.llm  # says so if the model was lost meanwhile
             raise api_error(error) from error
 
     def begin(self, requests: Sequence[Request]) -> list[Reply]:

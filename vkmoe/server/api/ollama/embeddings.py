@@ -37,7 +37,7 @@ class _OldFields(_Fields):
 
 
 @described(OllamaEmbeddingsShape, body=_EmbedFields, statuses=(500, 503))
-async def embed(service: Service, request: HttpRequest) -> Response:
+async def embed_texts(service: Service, request: HttpRequest) -> Response:
     """Compute embeddings of length 1, in Ollama's form."""
     asked = await read_body(request, _EmbedFields)
     began, loaded = request.state.began, time.perf_counter()
@@ -56,7 +56,7 @@ async def embed(service: Service, request: HttpRequest) -> Response:
 
 
 @described(OllamaEmbeddingShape, body=_OldFields, statuses=(500, 503))
-async def embed_one(service: Service, request: HttpRequest) -> Response:
+async def embed_text(service: Service, request: HttpRequest) -> Response:
     """Compute the embedding of one text, as it is, in the form of older clients."""
     asked = await read_body(request, _OldFields)
     if not asked.prompt:
