@@ -6,7 +6,6 @@ calls as a JSON text, ids of any length. It does not own the templates (template
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -79,19 +78,16 @@ def prepared_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Mapping[st
     return list(tools)
 
 
-def names_of_fussy_templates(
-    tools: list[Mapping[str, Any]] | None, now: datetime.datetime
-) -> dict[str, Any]:
+def names_of_fussy_templates(tools: list[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Return names for a template that fails with the usual ones.
 
     Some need a list where there are no tools, a description of each tool, or the types of what is
-    inside objects and arrays; Firefunction needs its tools as a text, and the date.
+    inside objects and arrays; Firefunction needs its tools as a text.
     """
     functions = [tool.get("function", tool) for tool in tools or []]
     return {
         "tools": [_completed(tool) for tool in tools or []],
         "functions": json.dumps(functions, indent=2) if functions else "",
-        "datetime": now.strftime("%Y-%m-%d"),  # a prompt that changes often has no cache
     }
 
 

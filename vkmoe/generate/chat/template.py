@@ -107,7 +107,7 @@ class ChatTemplate:
     def _rendered(self, names: dict[str, Any]) -> str:
         now = datetime.datetime.now()
         try:
-            more = names_of_fussy_templates(names["tools"], now)
+            more = names_of_fussy_templates(names["tools"])
             return self._process.render(names, now.isoformat(), more)
         except TemplateFailed as error:
             raise PromptError(
