@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -129,8 +130,9 @@ class Models:
         try:
             async with asyncio.timeout(self._patience):
                 while not hosted.is_there:
-                    async with self._swaps:
-                        await self._bring(hosted)
+                    swap = asyncio.ensure_future(self._swap_in(hosted))
+                    swap.add_done_callback(_looked_at)
+                    await asyncio.shield(swap)  # it ends whole, also where the client leaves
         except TimeoutError:
             raise unavailable(
                 f"{hosted.name} was not loaded in time: see --timeout", 30, code="timeout"
@@ -140,10 +142,13 @@ class Models:
         finally:
             self._n_waiting -= 1
 
+    async def _swap_in(self, hosted: Hosted) -> None:
+        async with self._swaps:
+            if not hosted.is_there:
+                await self._bring(hosted)
+
     async def _bring(self, hosted: Hosted) -> None:
         """Load a model, after those were unloaded whose memory it needs. Raises VkmoeError."""
-        if hosted.is_there:
-            return
         others = self._loaded(besides=hosted)
         while others and not await self._fits(hosted, others):
             await self._unload(others.pop(0))
@@ -169,7 +174,8 @@ class Models:
                 hosted.released.clear()
                 await hosted.released.wait()
             log.info("unloading %s", hosted.name)
-            hosted.service.learn_facts()
+            with suppress(VkmoeError):  # a model that was lost meanwhile
+                hosted.service.learn_facts()
             await asyncio.wrap_future(hosted.service.engine.sleep())
         finally:
             hosted.is_leaving = False
@@ -218,6 +224,12 @@ class Models:
     def has_failed(self) -> bool:
         """Say whether there is no model, and there will be none."""
         return all(each.service.engine.has_failed for each in self.hosted)
+
+
+def _looked_at(swap: asyncio.Task[None]) -> None:
+    """Take the error of a swap that nothing waits for any more, so that asyncio does not log it."""
+    if not swap.cancelled():
+        swap.exception()
 
 
 class Lending:
