@@ -24,7 +24,7 @@ from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.logprobs import LogProbs
 from vkmoe.generate.loop import GenerationStatistics, Piece
 from vkmoe.generate.perplexity import Estimate, Windows
-from vkmoe.generate.state_files import StateCounts
+from vkmoe.generate.regions.state_files import StateCounts
 from vkmoe.generate.tools import events
 from vkmoe.llm import LLM, messages, options, requests, results
 from vkmoe.llm.results import ChatEnd, ChatResult, GenerationResult

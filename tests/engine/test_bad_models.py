@@ -28,7 +28,7 @@ from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.gguf_file import open_gguf
 from vkmoe.llm import LLM
 from vkmoe.models import open_model
-from vkmoe.models.rope import rope_table
+from vkmoe.models.layers.rope import rope_table
 from vkmoe.placement.decide import decide
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -18,7 +18,7 @@ from vkmoe.batch import RunResult, TokenBatch
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.generate.perplexity import run_tokens
-from vkmoe.generate.regions import Regions
+from vkmoe.generate.regions.regions import Regions
 from vkmoe.placement.pools import SlotLayout
 from vkmoe.weights.sizes import weight_bytes
 

@@ -14,7 +14,7 @@ from tests.generate.fake_model import FakeModel
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.perplexity import Windows, estimates, run_tokens
-from vkmoe.generate.regions import Regions
+from vkmoe.generate.regions.regions import Regions
 
 TEXT = [random.Random(4).randrange(256) for _ in range(150)]
 

@@ -30,8 +30,8 @@ from vkmoe.kv_types import both
 from vkmoe.models import ARCHITECTURES, read_spec
 from vkmoe.models.kept import Kept, state_bytes
 from vkmoe.models.kv_caches import caching_layers
+from vkmoe.models.layers.rope import rope_table
 from vkmoe.models.program_sizes import sure_context
-from vkmoe.models.rope import rope_table
 from vkmoe.models.tensors import read_tensors
 from vkmoe.models.trunk_tensors import FileMatrix
 

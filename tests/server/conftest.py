@@ -23,12 +23,12 @@ from vkmoe.cpu.variants import has_cpu
 from vkmoe.llm import LLM
 from vkmoe.llm.engine_thread import EngineThread
 from vkmoe.server.app import make_app
-from vkmoe.server.connections import Limits
-from vkmoe.server.models import Hosted, Models
-from vkmoe.server.peers import Peers
+from vkmoe.server.hosting.models import Hosted, Models
+from vkmoe.server.hosting.peers import Peers
 from vkmoe.server.service import Service
-from vkmoe.server.serving import Server, bind
 from vkmoe.server.settings import ServerSettings
+from vkmoe.server.transport.connections import Limits
+from vkmoe.server.transport.serving import Server, bind
 
 HOST = "127.0.0.1"
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ from tests.engine.tiny import model_path, rewrite, with_metadata
 from tests.server.conftest import Served, serving
 from vkmoe.config import EngineConfig
 from vkmoe.llm import LLM
-from vkmoe.server.sse import json_bytes
+from vkmoe.server.transport.sse import json_bytes
 
 TEXTS = ["def main():", "import os", "class Queue:\n    def push(self, item):\n"]
 

@@ -16,7 +16,7 @@ from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError
 from vkmoe.generate.loop import Generation
 from vkmoe.llm.engine_thread import EngineThread
-from vkmoe.server.serving import Server
+from vkmoe.server.transport.serving import Server
 
 ASKED = {"prompt": "def main():", "max_tokens": 8, "temperature": 0}
 

@@ -15,16 +15,16 @@ import pytest
 from gguf.constants import LlamaFileType
 
 from tests.server.conftest import Served, listening, run_async, serving
+from tests.server.hosting.test_models import hosted
 from tests.server.test_clients import ASK, TEMPLATE, TOOL, WEATHER, is_asked, with_template
-from tests.server.test_models import hosted
 from vkmoe.config import EngineConfig
 from vkmoe.llm import LLM
 from vkmoe.server.api.ollama import replies
 from vkmoe.server.api.ollama.fields import ChatFields
 from vkmoe.server.facts import FILE_TYPES
-from vkmoe.server.models import Models
-from vkmoe.server.peers import Peers
-from vkmoe.server.roster import Peer
+from vkmoe.server.hosting.models import Models
+from vkmoe.server.hosting.peers import Peers
+from vkmoe.server.hosting.roster import Peer
 
 THINKS = (
     "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}"

@@ -29,13 +29,13 @@ from vkmoe.cli.chat import chat
 from vkmoe.cli.devices import devices
 from vkmoe.cli.generate import generate
 from vkmoe.cli.info import info
-from vkmoe.cli.llama_server import translated
 from vkmoe.cli.models import models
 from vkmoe.cli.perplexity import perplexity
 from vkmoe.cli.plan import plan
 from vkmoe.cli.pull import pull
 from vkmoe.cli.selftest import selftest
-from vkmoe.cli.serve import IDLE_FLAGS, serve
+from vkmoe.cli.serve.llama_server import translated
+from vkmoe.cli.serve.serve import IDLE_FLAGS, serve
 from vkmoe.errors import NoDriverError, UsageError, VkmoeError
 from vkmoe.interrupts import INTERRUPTED, handle
 

@@ -2,7 +2,7 @@
 
 It takes regions back, and copies the beginning of one to another region, to host memory or to a
 file and back. The bits of rows and states stay those that were computed. Which tokens the rows are
-of is the scheduler's subject (generate/regions.py).
+of is the scheduler's subject (generate/regions/regions.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from vkmoe.batch import MAX_LATER, Phase, TokenBatch, TopLogits
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.logprobs import log_probs
-from vkmoe.generate.regions import Regions
+from vkmoe.generate.regions.regions import Regions
 from vkmoe.generate.runner import BatchRunner, FetchLogits, bad_logits, heads
 
 MOST_EXPONENT = 709.0  # of e in a float

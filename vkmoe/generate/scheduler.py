@@ -17,9 +17,9 @@ from vkmoe.choices import DraftWay
 from vkmoe.errors import OutOfMemoryError, VkmoeError
 from vkmoe.generate.drafts import Ahead, Drafter, make_drafter
 from vkmoe.generate.loop import Generation
-from vkmoe.generate.regions import Regions
+from vkmoe.generate.regions.regions import Regions
+from vkmoe.generate.regions.state_files import StateCounts, check_free, restore_region, save_region
 from vkmoe.generate.runner import BatchRunner, heads
-from vkmoe.generate.state_files import StateCounts, check_free, restore_region, save_region
 
 log = logging.getLogger("vkmoe")
 

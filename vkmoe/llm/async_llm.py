@@ -26,7 +26,7 @@ from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.checks import check_kind, check_path, check_prompts
 from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Piece, Request
-from vkmoe.generate.state_files import StateCounts
+from vkmoe.generate.regions.state_files import StateCounts
 from vkmoe.llm.chats import ChatCall, chat_call
 from vkmoe.llm.embeddings import chosen_pooling, embedding_of, embedding_request
 from vkmoe.llm.engine_thread import EngineThread

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar
 from vkmoe.errors import DeviceLostError, UnavailableError, VkmoeError
 from vkmoe.experts.store.memory_watch import WATCH_SECONDS
 from vkmoe.generate.constraint import Constraints
-from vkmoe.generate.kept_prompts import KeptPrompt
 from vkmoe.generate.loop import Generation, Request
+from vkmoe.generate.regions.kept_prompts import KeptPrompt
 from vkmoe.llm.llm import LLM
 
 State = Literal["asleep", "loading", "ready", "failed", "ended"]

@@ -1,6 +1,6 @@
 """This module is the part of `LLM` that saves a conversation's state to a file, and restores it.
 
-What a file holds is the subject of generate/state_files.py.
+What a file holds is the subject of generate/regions/state_files.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vkmoe.errors import UsageError
 from vkmoe.generate.checks import check_kind, check_path
-from vkmoe.generate.state_files import StateCounts
+from vkmoe.generate.regions.state_files import StateCounts
 from vkmoe.llm.turns import Turns
 
 

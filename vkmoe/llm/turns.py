@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from vkmoe.errors import GpuError, UsageError
 from vkmoe.generate.loop import Generation, Piece
-from vkmoe.generate.regions import Regions
+from vkmoe.generate.regions.regions import Regions
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.interrupts import acquired, at_checkpoints
 

@@ -20,10 +20,10 @@ from vkmoe.kernels.logits.operations import candidates, finish, pick_rows, soft_
 from vkmoe.kernels.matvec.operations import embed, matvec
 from vkmoe.kernels.norms.operations import NormInput, NormOutput, rms_norm
 from vkmoe.kernels.tuning import Tuning
-from vkmoe.models.attention import MIXERS, AttentionBlock
-from vkmoe.models.feed_forward import FeedForwardBlock
 from vkmoe.models.kv_caches import KvAddresses, caching_layers
-from vkmoe.models.layer_inputs import LayerInputs
+from vkmoe.models.layers.attention import MIXERS, AttentionBlock
+from vkmoe.models.layers.feed_forward import FeedForwardBlock
+from vkmoe.models.layers.layer_inputs import LayerInputs
 from vkmoe.models.weights import ModelWeights
 from vkmoe.models.workspace import Workspace
 from vkmoe.modes import RESIDENT, ExpertMode

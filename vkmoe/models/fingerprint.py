@@ -9,7 +9,7 @@ import numpy as np
 
 from vkmoe.models import ModelFile
 from vkmoe.models.kept import Kept, holds_all
-from vkmoe.models.rope import rope_table
+from vkmoe.models.layers.rope import rope_table
 
 SAMPLE_BYTES = 512  # of each tensor: models that were trained on have the same shapes
 

@@ -28,7 +28,7 @@ from vkmoe.gpu.arena import Arena, lay_out_spans
 from vkmoe.gpu.device import Device, translate_errors
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models.kept import Kept, copied_bytes, holds_all, state_bytes
-from vkmoe.models.rope import rope_table
+from vkmoe.models.layers.rope import rope_table
 from vkmoe.models.workspace import MixerKernels
 
 if TYPE_CHECKING:

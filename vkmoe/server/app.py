@@ -33,14 +33,14 @@ from vkmoe.server.api.responses import answer_response, count_response
 from vkmoe.server.api.slot_files import act_on_slot
 from vkmoe.server.errors import ApiError, api_error
 from vkmoe.server.fields import body_of
-from vkmoe.server.guard import Guard, error_response
-from vkmoe.server.models import Lending, Models
+from vkmoe.server.hosting.models import Lending, Models
+from vkmoe.server.hosting.peers import HOP, Peers
 from vkmoe.server.openapi import JSON, described, document
 from vkmoe.server.page_files import read_page
-from vkmoe.server.peers import HOP, Peers
 from vkmoe.server.replies import ClientGone, Reply
 from vkmoe.server.service import Service
-from vkmoe.server.sse import json_bytes
+from vkmoe.server.transport.guard import Guard, error_response
+from vkmoe.server.transport.sse import json_bytes
 
 _CLIENT_GONE = 499  # what nginx calls a request whose client left before the answer
 _MOST_METHOD, _MOST_PATH = 20, 200  # characters of a line in the log

@@ -23,8 +23,8 @@ from vkmoe.facts import (
 from vkmoe.gguf_file import GgufFile
 from vkmoe.kernels.attention.shapes import MAX_HEAD_DIM, UNIT_DIMS
 from vkmoe.kernels.router.operations import MAX_EXPERTS, MAX_USED
+from vkmoe.models.layers.rope import read_rope
 from vkmoe.models.metadata import MAX_SIZE, WRONG_FILE, Metadata
-from vkmoe.models.rope import read_rope
 
 # Values of <arch>.expert_gating_func. A softmax of the chosen logits alone is one of all logits
 # with the weights of the chosen ones renormalised.

@@ -12,8 +12,8 @@ from dataclasses import replace
 from vkmoe.facts import AttentionSpec, DenseSpec, FeedForward, LayerSpec, ModelSpec
 from vkmoe.gguf_file import GgufFile
 from vkmoe.models.arch import common
+from vkmoe.models.layers.rope import read_window_rope
 from vkmoe.models.metadata import MAX_SIZE, Metadata
-from vkmoe.models.rope import read_window_rope
 
 WINDOW_PERIOD = 6  # one of so many layers sees all, where a file is silent
 

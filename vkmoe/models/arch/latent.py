@@ -17,8 +17,8 @@ from vkmoe.gguf_file import GgufFile
 from vkmoe.kernels.attention.shapes import MAX_RANK, MAX_ROPE_DIM, UNIT_DIMS
 from vkmoe.kernels.router.operations import MAX_EXPERTS
 from vkmoe.models.arch import common
+from vkmoe.models.layers.rope import read_rope
 from vkmoe.models.metadata import Metadata
-from vkmoe.models.rope import read_rope
 
 BLOCK = 32  # rows of matrices are whole blocks
 GROWS, STEP = "attention.temperature_scale", "attention.temperature_length"  # of queries

@@ -17,7 +17,7 @@ from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import ReplyFields
 from vkmoe.server.replies import Reply
 from vkmoe.server.service import Service
-from vkmoe.server.sse import json_answer
+from vkmoe.server.transport.sse import json_answer
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from vkmoe.server.fields import Body, ChoiceFields, Many, read_body
 from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.service import Service
-from vkmoe.server.sse import answered
+from vkmoe.server.transport.sse import answered
 
 
 class Message(Body):

@@ -22,7 +22,7 @@ from vkmoe.server.api.figures import ending, timings
 from vkmoe.server.fields import ChoiceFields
 from vkmoe.server.replies import Reply, merged
 from vkmoe.server.service import PATIENCE, Service, new_id
-from vkmoe.server.sse import COMMENT, event
+from vkmoe.server.transport.sse import COMMENT, event
 
 Object = dict[str, Any]
 

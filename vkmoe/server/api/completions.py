@@ -24,7 +24,7 @@ from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import Reply
 from vkmoe.server.service import Service
-from vkmoe.server.sse import answered
+from vkmoe.server.transport.sse import answered
 
 MOST_TOGETHER = 64  # of a request
 

@@ -26,7 +26,7 @@ from vkmoe.server.fields import Body, Many, read_body
 from vkmoe.server.openapi import described
 from vkmoe.server.replies import Reply, until_gone
 from vkmoe.server.service import Service
-from vkmoe.server.sse import json_answer
+from vkmoe.server.transport.sse import json_answer
 
 Floats = NDArray[np.float32]
 MOST_TEXTS = 2048  # of a request

@@ -20,7 +20,7 @@ from vkmoe.server.errors import api_error
 from vkmoe.server.fields import Body, Many, read_body, read_query
 from vkmoe.server.openapi import EVENTS, described
 from vkmoe.server.service import Service
-from vkmoe.server.sse import EventStream, event, json_answer
+from vkmoe.server.transport.sse import EventStream, event, json_answer
 from vkmoe.view.experts import ExpertView
 
 Result = TypeVar("Result")

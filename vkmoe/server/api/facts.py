@@ -22,10 +22,10 @@ from vkmoe.server.api.shapes import (
 from vkmoe.server.errors import ApiError
 from vkmoe.server.facts import ModelFacts
 from vkmoe.server.fields import Body, Tokens, read_body
+from vkmoe.server.hosting.peers import HOP
 from vkmoe.server.openapi import described
-from vkmoe.server.peers import HOP
 from vkmoe.server.service import LONG_TEXT, Service
-from vkmoe.server.sse import json_answer
+from vkmoe.server.transport.sse import json_answer
 
 
 class _Text(Body):

@@ -20,7 +20,7 @@ from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.known_fields import Api
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.service import PATIENCE, Service, new_id
-from vkmoe.server.sse import answered, event
+from vkmoe.server.transport.sse import answered, event
 
 
 class _Message(Body):

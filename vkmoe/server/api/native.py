@@ -21,7 +21,7 @@ from vkmoe.server.forms import FormFields
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.replies import Reply, merged
 from vkmoe.server.service import PATIENCE, Service
-from vkmoe.server.sse import COMMENT, answered, event
+from vkmoe.server.transport.sse import COMMENT, answered, event
 
 Object = dict[str, Any]
 MOST_TOGETHER = 64  # prompts of a request

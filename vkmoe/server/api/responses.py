@@ -19,7 +19,7 @@ from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, ReplyFields, read_body
 from vkmoe.server.openapi import EVENTS, JSON, described
 from vkmoe.server.service import PATIENCE, Service, new_id
-from vkmoe.server.sse import COMMENT, answered, event
+from vkmoe.server.transport.sse import COMMENT, answered, event
 
 
 class _Format(Body):

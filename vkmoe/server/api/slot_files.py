@@ -17,14 +17,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from vkmoe.errors import VkmoeError
-from vkmoe.generate.state_files import StateCounts
+from vkmoe.generate.regions.state_files import StateCounts
 from vkmoe.llm import LLM
 from vkmoe.server.api.shapes import SlotFileShape
 from vkmoe.server.errors import ApiError, api_error
 from vkmoe.server.fields import Body, body_of, checked, read_query
 from vkmoe.server.openapi import described
 from vkmoe.server.service import Service
-from vkmoe.server.sse import json_answer
+from vkmoe.server.transport.sse import json_answer
 
 Result = TypeVar("Result")
 

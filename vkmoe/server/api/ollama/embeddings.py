@@ -15,7 +15,7 @@ from vkmoe.server.api.shapes import OllamaEmbeddingShape, OllamaEmbeddingsShape
 from vkmoe.server.fields import Body, Many, Number, read_body
 from vkmoe.server.openapi import described
 from vkmoe.server.service import Service
-from vkmoe.server.sse import json_answer
+from vkmoe.server.transport.sse import json_answer
 
 _LENGTH = 2  # the norm by which a vector has length 1
 

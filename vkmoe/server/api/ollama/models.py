@@ -23,11 +23,11 @@ from vkmoe.server.api.shapes import (
 from vkmoe.server.errors import ApiError
 from vkmoe.server.facts import ModelFacts
 from vkmoe.server.fields import Body, read_body
+from vkmoe.server.hosting.peers import HOP
+from vkmoe.server.hosting.roster import TAG, bare_name
 from vkmoe.server.openapi import described
-from vkmoe.server.peers import HOP
-from vkmoe.server.roster import TAG, bare_name
 from vkmoe.server.service import Service
-from vkmoe.server.sse import json_answer
+from vkmoe.server.transport.sse import json_answer
 
 Object = dict[str, Any]
 SPOKEN = "0.12.11"  # the version of Ollama whose forms these are: clients refuse older ones

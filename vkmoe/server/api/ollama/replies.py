@@ -28,7 +28,7 @@ from vkmoe.server.fields import read_body
 from vkmoe.server.openapi import JSON, LINES, described
 from vkmoe.server.replies import until_gone
 from vkmoe.server.service import PATIENCE, Service
-from vkmoe.server.sse import LineStream, json_answer, line
+from vkmoe.server.transport.sse import LineStream, json_answer, line
 
 Object = dict[str, Any]
 

@@ -11,10 +11,10 @@ from zlib import crc32
 import pytest
 
 from tests.generate.fake_model import N_VOCAB, FakeModel
-from tests.generate.test_regions import add, fill
+from tests.generate.regions.test_regions import add, fill
 from vkmoe.errors import StateFileError, UsageError
+from vkmoe.generate.regions.state_files import MAGIC
 from vkmoe.generate.scheduler import Scheduler
-from vkmoe.generate.state_files import MAGIC
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 N_HEAD = len(MAGIC) + 4 + 32 + 8 + 3 * 4

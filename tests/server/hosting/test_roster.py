@@ -10,7 +10,7 @@ import pytest
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import ModelFileError, UsageError
 from vkmoe.llm import demo_model_path
-from vkmoe.server.roster import Peer, read_roster
+from vkmoe.server.hosting.roster import Peer, read_roster
 
 ENGINE, SAMPLING = EngineConfig(ctx_size=64, device="cpu"), SamplingConfig(temp=0.1)
 

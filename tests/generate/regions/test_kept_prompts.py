@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.generate.fake_model import FakeModel
-from tests.generate.test_regions import fill
-from vkmoe.generate.regions import Regions
+from tests.generate.regions.test_regions import fill
+from vkmoe.generate.regions.regions import Regions
 
 A, B = list(range(100, 180)), list(range(50, 120))
 

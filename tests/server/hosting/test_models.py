@@ -17,7 +17,7 @@ from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan
 from vkmoe.llm import LLM
 from vkmoe.llm.engine_thread import EngineThread
-from vkmoe.server.models import Hosted, Models
+from vkmoe.server.hosting.models import Hosted, Models
 from vkmoe.server.service import Service
 from vkmoe.server.settings import ServerSettings
 

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from tests.server.conftest import Served, listening, serving
-from tests.server.test_models import ask, hosted
-from vkmoe.server.models import Models
-from vkmoe.server.peers import Peers
-from vkmoe.server.roster import Peer
+from tests.server.hosting.test_models import ask, hosted
+from vkmoe.server.hosting.models import Models
+from vkmoe.server.hosting.peers import Peers
+from vkmoe.server.hosting.roster import Peer
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ import pytest
 
 from tests.server.conftest import HOST, Served, run_async, serving
 from tests.server.test_ending import served, wait
-from vkmoe.server.connections import Limits
-from vkmoe.server.serving import bind
+from vkmoe.server.transport.connections import Limits
+from vkmoe.server.transport.serving import bind
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vkmoe.facts import RopeSpec
-from vkmoe.models.rope import rope_table
+from vkmoe.models.layers.rope import rope_table
 
 N_POSITIONS = 300
 

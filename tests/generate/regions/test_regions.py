@@ -6,7 +6,7 @@ import pytest
 
 from tests.generate.fake_model import FakeModel
 from vkmoe.batch import Phase, TokenBatch
-from vkmoe.generate.regions import Regions
+from vkmoe.generate.regions.regions import Regions
 
 OLD = list(range(100, 140))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.conftest import Run
-from vkmoe.cli.llama_server import translated
+from vkmoe.cli.serve.llama_server import translated
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vkmoe.server.errors import ApiError, unavailable
-from vkmoe.server.sse import json_bytes
+from vkmoe.server.transport.sse import json_bytes
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _METHODS = "GET, POST, DELETE, OPTIONS"  # for pages of other addresses

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from vkmoe.server.errors import ApiError, unavailable
-from vkmoe.server.guard import error_response
+from vkmoe.server.transport.guard import error_response
 
 TOO_MANY = "there are too many connections"
 _MOST = 512  # connections

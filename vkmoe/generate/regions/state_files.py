@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vkmoe.batch import TextForm
 from vkmoe.errors import StateFileError, UsageError
 from vkmoe.experts.records.keeper import new_file
-from vkmoe.generate.regions import Regions
+from vkmoe.generate.regions.regions import Regions
 from vkmoe.generate.runner import BatchRunner, Bytes
 
 MAGIC, VERSION = b"vkmoe-kv", 1

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.conftest import Served, run_async, serving
-from vkmoe.server.guard import Guard
+from vkmoe.server.transport.guard import Guard
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from vkmoe.server.errors import unavailable
-from vkmoe.server.roster import Peer, bare_name
-from vkmoe.server.sse import event, json_bytes
+from vkmoe.server.hosting.roster import Peer, bare_name
+from vkmoe.server.transport.sse import event, json_bytes
 
 HOP = "X-Vkmoe-Forwarded"  # which a forwarded request has
 _FRESH_S = 10.0  # for which an answer to /v1/models is good

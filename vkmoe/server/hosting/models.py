@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan
 from vkmoe.server.errors import ApiError, api_error, unavailable
-from vkmoe.server.roster import bare_name
+from vkmoe.server.hosting.roster import bare_name
 from vkmoe.server.service import Service
 
 _LOOK_S = 0.25  # between two looks for models that nothing uses

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vkmoe.batch import TokenBatch
-from vkmoe.generate.kept_prompts import KeptPrompts
+from vkmoe.generate.regions.kept_prompts import KeptPrompts
 from vkmoe.generate.runner import BatchRunner
 
 # Positions beyond a region's own that make a copy worth its submit: a chunk of prompt rows costs

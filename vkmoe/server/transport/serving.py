@@ -17,7 +17,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from vkmoe.errors import UsageError
-from vkmoe.server.connections import (
+from vkmoe.server.errors import unavailable
+from vkmoe.server.hosting.models import Models
+from vkmoe.server.transport.connections import (
     TOO_MANY,
     Connection,
     Limits,
@@ -25,8 +27,6 @@ from vkmoe.server.connections import (
     make_room,
     raw_answer,
 )
-from vkmoe.server.errors import unavailable
-from vkmoe.server.models import Models
 
 _DRAIN_S, _REST_S = 10, 3  # seconds for replies to finish, and then for their last events
 _BACKLOG = 512

@@ -1,0 +1,1 @@
+"""This package is `vkmoe serve`: its command, the flags of llama-server, and what it hosts."""

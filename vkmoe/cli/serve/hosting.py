@@ -1,0 +1,79 @@
+"""Serves models until a signal ends it: makes each ready, says where they are, reports errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from vkmoe.catalogue import fetcher
+from vkmoe.catalogue.room import has_room
+from vkmoe.cli.notes import log_as_notes, note, notes_at_start
+from vkmoe.errors import VkmoeError
+from vkmoe.facts import MemoryPlan
+from vkmoe.llm import LLM
+from vkmoe.llm.engine_thread import EngineThread
+from vkmoe.llm.files import file_of
+from vkmoe.models import open_model
+from vkmoe.server.app import make_app
+from vkmoe.server.hosting.models import Hosted, Models
+from vkmoe.server.hosting.peers import Peers
+from vkmoe.server.hosting.roster import Listed, Roster
+from vkmoe.server.service import Service
+from vkmoe.server.settings import ServerSettings
+from vkmoe.server.transport.serving import Server, bind_all
+from vkmoe.weights.placer import Progress
+
+
+def host(roster: Roster, settings: ServerSettings, notes: Iterable[str], quiet: bool) -> None:
+    """Serve the models of `roster`, after `notes` on stderr. Raises what a model failed with."""
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    with log_as_notes(quiet, level), TemporaryDirectory(prefix="vkmoe-") as profiles:
+        hosted = [
+            _hosted(each, settings, Path(profiles) / f"{index}.json", quiet)
+            for index, each in enumerate(roster.models)
+        ]
+        models = Models(hosted, settings.models_max)
+        listening = bind_all(settings.hosts, settings.port)
+        address = settings.address(listening[0].getsockname()[1])
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        if not quiet:
+            for line in (f"listening at {address}; base URL for clients: {address}/v1", *notes):
+                note(line)
+        app = make_app(models, Peers(roster.peers, settings.timeout or None))
+        Server(app, models).run(sockets=listening)
+    for error in models.errors:
+        raise error
+
+
+def _hosted(listed: Listed, settings: ServerSettings, profile: Path, quiet: bool) -> Hosted:
+    """Make ready what loads a model. Of several, the uses of experts are kept while one sleeps."""
+    several, config = settings.models is not None, listed.engine
+    thread = EngineThread(
+        lambda: _load(listed, profile, quiet, thread.loaded), settings.max_queue, is_asleep=several
+    )
+    if several:
+        settings = replace(settings, alias=",".join((listed.name, *listed.aliases)))
+
+    def fits(others: Sequence[MemoryPlan]) -> bool:
+        return has_room(file_of(listed.model, config, fetcher(config, None)), config, others)
+
+    return Hosted(Service(thread, listed.name, settings, listed.sampling), fits)
+
+
+def _load(listed: Listed, profile: Path, quiet: bool, progress: Progress) -> LLM:
+    """Load a model; how it used its experts before it last slept is in `profile`."""
+    config = listed.engine
+    file = open_model(file_of(listed.model, config, fetcher(config, progress)))
+    if file.expert_tensors and config.expert_profile is None:
+        config = replace(config, expert_profile=str(profile))
+    llm = LLM(file, config, chat_template=listed.chat_template, progress=progress)
+    if not quiet:
+        with suppress(VkmoeError):
+            for line in notes_at_start(llm, config):
+                note(line)
+        note(f"{listed.name}: ready, loaded in {llm.load_seconds:.1f} s")
+    return llm

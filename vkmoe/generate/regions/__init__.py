@@ -1,0 +1,1 @@
+"""Knows which tokens lie in the KV caches and in host memory; saves them to files, and back."""

@@ -1,0 +1,1 @@
+"""Carries requests and answers: connections and their bounds, streams, and how serving ends."""
