@@ -6,6 +6,7 @@ Texts are those that OpenAI's API gives for the same request.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -406,7 +407,25 @@ def test_a_request_for_nothing_loads_or_unloads(client: ollama.Client) -> None:
         assert (text.done, text.done_reason, text.response) == (True, reason, "")
         chat = client.chat("demo", keep_alive=keep_alive)
         assert (chat.done, chat.done_reason, chat.message.content) == (True, reason, "")
-    assert client.chat("demo", HI, keep_alive=0, options=SHORT).message.content
+    with pytest.raises(ollama.ResponseError, match="invalid duration"):
+        client.chat("demo", keep_alive="soon")
+
+
+def test_keep_alive_says_when_a_model_is_unloaded(client: ollama.Client) -> None:
+    for keep_alive, seconds in (("1.5h", 5400), (30, 30), ("-1m", 1e9), (None, 1e9)):
+        client.chat("demo", HI, keep_alive=keep_alive, options=SHORT)
+        expires = client.ps().models[0].expires_at
+        assert expires is not None
+        left = (expires - datetime.now(UTC)).total_seconds()
+        assert left > 1e9 if seconds == 1e9 else seconds - 20 < left <= seconds
+    wanted = client.chat("demo", HI, options=SHORT).message.content
+    assert client.chat("demo", HI, keep_alive=0, options=SHORT).message.content == wanted
+    for _ in range(200):
+        if not client.ps().models:
+            break
+        time.sleep(0.02)
+    assert not client.ps().models
+    assert client.chat("demo", HI, options=SHORT).message.content == wanted
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ class Hosted:
 
     service: Service
     has_room: Callable[[Sequence[MemoryPlan]], bool]  # beside others with these plans
+    keep_seconds: float = math.inf  # how long it stays loaded without a request
     n_users: int = 0  # requests that are being answered with it
     used_at: float = field(default_factory=time.monotonic)
     is_leaving: bool = False  # it is unloaded as soon as nothing uses it
@@ -58,6 +60,12 @@ class Hosted:
         """Say whether it may be used at once."""
         return self.service.engine.state == "ready" and not self.is_leaving
 
+    @property
+    def seconds_left(self) -> float:
+        """Return how long it stays loaded if no request comes."""
+        idle = 0.0 if self.n_users else time.monotonic() - self.used_at
+        return self.keep_seconds - idle
+
 
 class Models:
     """Lends the models of a server to requests. All methods are called on the event loop."""
@@ -71,7 +79,8 @@ class Models:
         self._swaps = asyncio.Lock()  # its holder loads and unloads
         self._n_waiting = 0  # requests whose model is not there
         settings = hosted[0].service.settings
-        self._idle_seconds, self._max_queue = settings.sleep_idle_seconds, settings.max_queue
+        self._max_queue, idle = settings.max_queue, settings.sleep_idle_seconds
+        self._keep_seconds = idle if idle >= 0 else math.inf
         self._patience = settings.timeout or None  # seconds to wait for a model
 
     @property
@@ -104,13 +113,16 @@ class Models:
     async def use(self, request: Request, name: str | None) -> Service:
         """Lend a model until the request is answered; load it first if that has to be.
 
+        Afterwards it stays loaded as long as --sleep-idle-seconds says, unless the request sets
+        its `keep_seconds`.
+
         Raises ApiError for a name of none, for a model that cannot be loaded or is loaded for the
         first time, and where too many wait or waiting takes too long.
         """
         hosted = self.found(name)
         if hosted.is_leaving or hosted.service.engine.must_be_waited_for:
             await self._wait_for(hosted)
-        hosted.n_users += 1
+        hosted.n_users, hosted.keep_seconds = hosted.n_users + 1, self._keep_seconds
         request.state.lent.append(hosted)
         return hosted.service
 
@@ -189,7 +201,7 @@ class Models:
 
     async def rest(self) -> None:
         """Unload models that nothing has used for some time. Runs until it is cancelled."""
-        while self._idle_seconds >= 0:
+        while True:
             await asyncio.sleep(_LOOK_S)
             for each in self._idle():
                 async with self._swaps:
@@ -197,8 +209,7 @@ class Models:
                         await self._unload(each)
 
     def _idle(self) -> list[Hosted]:
-        last = time.monotonic() - self._idle_seconds
-        return [x for x in self.hosted if x.is_there and not x.n_users and x.used_at < last]
+        return [x for x in self.hosted if x.is_there and x.seconds_left < 0]
 
     def end(self) -> None:
         """Take no more requests, and end when those that are there have. Does not wait."""

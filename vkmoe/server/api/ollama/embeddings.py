@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from vkmoe.generate.pooling import NO_NORM
 from vkmoe.server.api.embeddings import Embedded, EmbeddingFields, embedded
+from vkmoe.server.api.ollama.fields import KeptBody
 from vkmoe.server.api.shapes import OllamaEmbeddingShape, OllamaEmbeddingsShape
-from vkmoe.server.fields import Body, Many, Number, read_body
+from vkmoe.server.fields import Many, read_body
 from vkmoe.server.openapi import described
 from vkmoe.server.service import Service
 from vkmoe.server.transport.sse import json_answer
@@ -20,10 +21,7 @@ from vkmoe.server.transport.sse import json_answer
 _LENGTH = 2  # the norm by which a vector has length 1
 
 
-class _Fields(Body):
-    api = "ollama"
-    model: Annotated[str, Field(min_length=1)]
-    keep_alive: Number | str | None = None
+class _Fields(KeptBody):
     options: dict[str, Any] | None = None
 
 
@@ -40,6 +38,7 @@ class _OldFields(_Fields):
 async def embed_texts(service: Service, request: HttpRequest) -> Response:
     """Compute embeddings of length 1, in Ollama's form."""
     asked = await read_body(request, _EmbedFields)
+    asked.keep_model(request)
     began, loaded = request.state.began, time.perf_counter()
     texts: Any = asked.input
     given = EmbeddingFields(input=texts, dimensions=asked.dimensions, embd_normalize=_LENGTH)
@@ -59,6 +58,7 @@ async def embed_texts(service: Service, request: HttpRequest) -> Response:
 async def embed_text(service: Service, request: HttpRequest) -> Response:
     """Compute the embedding of one text, as it is, in the form of older clients."""
     asked = await read_body(request, _OldFields)
+    asked.keep_model(request)
     if not asked.prompt:
         return json_answer({"embedding": []})
     given = EmbeddingFields(input=asked.prompt, embd_normalize=NO_NORM)

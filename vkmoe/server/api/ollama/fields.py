@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from starlette.requests import Request as HttpRequest
 
 from vkmoe.generate.chat.conversation import Conversation, goes_on, names_of_effort
 from vkmoe.generate.chat.messages import given_message
@@ -20,6 +22,44 @@ Object = dict[str, Any]
 _MOST_TEMPLATE = 1 << 14  # characters
 _MOST_SHOWN = 4  # how often a template may show each value, on average
 _ACTION = re.compile(r"(?:(?<!\s)\s*\{\{-|\{\{)([^{}]*?)(?:-\}\}\s*|\}\})")
+
+
+_DURATION = re.compile(r"[+-]?(?:[0-9.]+(?:ns|us|µs|ms|s|m|h))+|[+-]?0")  # Go's form
+_STEP = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class KeptBody(Body):
+    """Describes what all requests for a model's work have in common."""
+
+    api: ClassVar[Api] = "ollama"
+    model: Annotated[str, Field(min_length=1)]
+    keep_alive: Number | str | None = None
+
+    def keep_model(self, request: HttpRequest) -> bool:
+        """Set how long the model stays loaded after this request. Return whether it stays at all.
+
+        Raises ApiError for a text that is no duration.
+        """
+        if self.keep_alive is None:
+            return True
+        seconds = _seconds(self.keep_alive)
+        for hosted in request.state.lent:
+            hosted.keep_seconds = math.inf if seconds < 0 else seconds
+        return seconds != 0
+
+
+def _seconds(duration: float | str) -> float:
+    """Return a duration in seconds: a number of these, or a text such as 1h30m. Raises ApiError."""
+    if not isinstance(duration, str):
+        return duration
+    try:
+        if _DURATION.fullmatch(duration):
+            steps = (float(number) * _SECONDS[unit] for number, unit in _STEP.findall(duration))
+            return sum(steps) * (-1 if duration.startswith("-") else 1)
+    except ValueError:  # a number with two points
+        pass
+    raise ApiError(400, f"time: invalid duration {duration!r}", param="keep_alive")
 
 
 class _Options(ReplyFields):
@@ -43,15 +83,12 @@ class _Options(ReplyFields):
         return None if number is not None and number < 0 else number
 
 
-class Asked(Body):
+class Asked(KeptBody):
     """Describes what requests for replies have in common."""
 
-    api: ClassVar[Api] = "ollama"
-    model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: _Options | None = None
-    keep_alive: Number | str | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -23,6 +23,7 @@ from vkmoe.server.api.shapes import (
 from vkmoe.server.errors import ApiError
 from vkmoe.server.facts import ModelFacts
 from vkmoe.server.fields import Body, read_body
+from vkmoe.server.hosting.models import Hosted
 from vkmoe.server.hosting.peers import HOP
 from vkmoe.server.hosting.roster import TAG, bare_name
 from vkmoe.server.openapi import described
@@ -31,7 +32,7 @@ from vkmoe.server.transport.sse import json_answer
 
 Object = dict[str, Any]
 SPOKEN = "0.12.11"  # the version of Ollama whose forms these are: clients refuse older ones
-_FOR_EVER = timedelta(days=36525)  # until a model is unloaded that stays
+_FOR_EVER = 36525 * 86400.0  # seconds until a model is unloaded that stays
 _SHORT = 5  # items of a list that is shown unasked
 # Ollama's names of options, and vkmoe's.
 _PARAMETERS = {
@@ -77,7 +78,7 @@ async def running(service: Service, request: HttpRequest) -> Response:
         {
             **{name: value for name, value in each.items() if name != "modified_at"},
             **_memory(hosted.service.engine.llm),
-            "expires_at": _written(datetime.now(UTC) + _FOR_EVER),
+            "expires_at": _written(datetime.now(UTC) + _left(hosted)),
         }
         for hosted in request.app.state.models.hosted
         if hosted.is_there
@@ -179,6 +180,11 @@ def _memory(llm: LLM) -> Object:
         "size_vram": 0 if llm.device_info.is_cpu else size["device"],
         "context_length": llm.engine.ctx_size,
     }
+
+
+def _left(hosted: Hosted) -> timedelta:
+    """Return how long a model stays loaded."""
+    return timedelta(seconds=max(min(hosted.seconds_left, _FOR_EVER), 0.0))
 
 
 def _short(number: int) -> str:

@@ -6,7 +6,6 @@ Streams are lines of JSON. A request for nothing is answered as one that only lo
 from __future__ import annotations
 
 import json
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -44,10 +43,10 @@ class _Clock(NamedTuple):
 async def chat(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a reply in a conversation, in Ollama's form."""
     asked = await read_body(request, ChatFields)
-    llm = service.engine.llm
+    stays, llm = asked.keep_model(request), service.engine.llm
     clock = _Clock(request.state.began, time.perf_counter())
     if not asked.messages:
-        return _nothing(asked, _ChatAnswer.part({}))
+        return _nothing(asked, _ChatAnswer.part({}), stays)
     await _check_able(service, llm, asked, {"tools": bool(asked.tools)})
     conversation = asked.conversation(bool(service.settings.prefill_assistant))
     # Calls come whole, so that nothing of one streams before that is certain.
@@ -59,10 +58,10 @@ async def chat(service: Service, request: HttpRequest) -> Response:
 async def generate(service: Service, request: HttpRequest) -> Response:
     """Answer a request for a reply to a prompt, or for a text that goes on, in Ollama's form."""
     asked = await read_body(request, TextFields)
-    llm = service.engine.llm
+    stays, llm = asked.keep_model(request), service.engine.llm
     clock = _Clock(request.state.began, time.perf_counter())
     if not asked.prompt and not asked.suffix:
-        return _nothing(asked, _TextAnswer.part({}))
+        return _nothing(asked, _TextAnswer.part({}), stays)
     if asked.raw and (asked.system or asked.template or asked.context):
         raise ApiError(400, "raw mode does not support template, system, or context", param="raw")
     await _check_able(service, llm, asked, {"insert": bool(asked.suffix)})
@@ -98,13 +97,12 @@ async def _text(service: Service, llm: LLM, asked: TextFields) -> Sequence[int]:
     return await service.encode(llm, prompt)
 
 
-def _nothing(asked: Asked, empty: Object) -> Response:
+def _nothing(asked: Asked, empty: Object, stays: bool) -> Response:
     """Answer a request for nothing, which asks to load the model, or to unload it."""
-    text = str(asked.keep_alive)
-    unloads = "0" in text and re.search("[1-9]", text) is None
-    reason = "unload" if unloads else "load"
     head = {"model": asked.model, "created_at": now()}
-    return json_answer({**head, **empty, "done": True, "done_reason": reason})
+    return json_answer(
+        {**head, **empty, "done": True, "done_reason": "load" if stays else "unload"}
+    )
 
 
 async def _answered(request: HttpRequest, answer: _Answer) -> Response:
