@@ -62,9 +62,14 @@ class Hosted:
 
     @property
     def seconds_left(self) -> float:
-        """Return how long it stays loaded if no request comes."""
+        """Return how long it stays loaded if no request comes; 0 or less: it may be unloaded."""
         idle = 0.0 if self.n_users else time.monotonic() - self.used_at
         return self.keep_seconds - idle
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether it stayed long enough without a request."""
+        return self.is_there and not self.n_users and self.seconds_left <= 0
 
 
 class Models:
@@ -81,6 +86,8 @@ class Models:
         settings = hosted[0].service.settings
         self._max_queue, idle = settings.max_queue, settings.sleep_idle_seconds
         self._keep_seconds = idle if idle >= 0 else math.inf
+        for each in hosted:
+            each.keep_seconds = self._keep_seconds
         self._patience = settings.timeout or None  # seconds to wait for a model
 
     @property
@@ -203,13 +210,11 @@ class Models:
         """Unload models that nothing has used for some time. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            for each in self._idle():
-                async with self._swaps:
-                    if each in self._idle():
-                        await self._unload(each)
-
-    def _idle(self) -> list[Hosted]:
-        return [x for x in self.hosted if x.is_there and x.seconds_left < 0]
+            for each in self.hosted:
+                if each.is_idle:
+                    async with self._swaps:
+                        if each.is_idle:
+                            await self._unload(each)
 
     def end(self) -> None:
         """Take no more requests, and end when those that are there have. Does not wait."""
