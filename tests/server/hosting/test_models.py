@@ -170,15 +170,21 @@ def test_a_model_that_cannot_be_loaded_stays_asleep_and_may_be_tried_again() -> 
         assert [ask(served, name).status_code for name in "ab"] == [200, 200]
 
 
+def until_asleep(served: Served) -> None:
+    for _ in range(200):
+        if served.engine.state == "asleep":
+            break
+        time.sleep(0.02)
+    assert served.engine.state == "asleep"
+
+
 def test_a_model_that_is_idle_sleeps_until_a_request_needs_it() -> None:
     with serving(settings={"sleep_idle_seconds": 0}) as served:
         served.wait()
+        until_asleep(served)  # no request ever used it
         wanted = ask(served, "any").json()["choices"]
         counts = served.client.get("/metrics").text
-        for _ in range(200):
-            if served.engine.state == "asleep":
-                break
-            time.sleep(0.02)
+        until_asleep(served)
         assert served.client.get("/props").json()["is_sleeping"]
         assert served.client.get("/health").status_code == 200
         assert [slot["is_processing"] for slot in served.client.get("/slots").json()] == [False] * 2
