@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from tests.catalogue.hub_server import FakeHub
 from tests.engine.tiny import model_path
-from vkmoe.catalogue import download
+from vkmoe.catalogue import caches, download
 
 VARIABLES = (
     *("LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"),
@@ -26,6 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(caches, "OLLAMA_OF_SYSTEM", tmp_path / "system/ollama")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path

@@ -41,10 +41,11 @@ class FakeHub(ThreadingHTTPServer):
         self.cuts: list[int] = []  # after so many bytes replies about files break off, one each
         self.refusals: list[tuple[int, str]] = []  # status and X-Error-Code of the next replies
         self.refuses_files: tuple[int, str] | None = None  # instead of files
+        self.old_name = ""  # by which the repository is asked for, too
         self.location: str | None = None  # where files are redirected to, instead
         self.change_listing: Callable[[dict[str, Any]], Any] = lambda listing: listing
         self.change_body: Callable[[bytes], bytes] = lambda body: body
-        self.headers: dict[str, str] = {}  # of replies with files, besides
+        self.headers: dict[str, str] = {}  # of replies with files and of refusals, besides
         self.pause_s = 0.0  # after each 64 KiB of a file
         Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -87,6 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
         hub.asked.append(Asked(path, self.headers.get("Authorization"), start, end))
         if path.startswith("/kept/"):
             self.send_file(path.removeprefix("/kept/"), start, end)
+        elif hub.old_name and hub.old_name in path:
+            # Relative, as a hub's are for repositories that were given another name.
+            self.reply(307, b"", {"Location": self.path.replace(hub.old_name, hub.name)})
         elif hub.refusals:
             self.refuse(*hub.refusals.pop(0))
         elif path == f"/api/models/{hub.name}/revision/main":
@@ -120,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.reply(status, data, headers, cut)
 
     def refuse(self, status: int, code: str) -> None:
-        self.reply(status, b"no", {"X-Error-Code": code} if code else {})
+        self.reply(status, b"no", self.server.headers | ({"X-Error-Code": code} if code else {}))
 
     def reply(
         self,

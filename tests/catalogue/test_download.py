@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 
@@ -177,6 +178,15 @@ def test_a_process_waits_for_another_that_downloads_the_same(
     assert [model.full_name for model in kept_models()] == [f"{NAME}:Q8_0"]
 
 
+def test_threads_of_one_process_may_download_the_same(hub: FakeHub, home: Path) -> None:
+    """A server asks whether a model has room on one thread, and loads it on another."""
+    with ThreadPoolExecutor(4) as threads:
+        (path,) = {x.result() for x in [threads.submit(got) for _ in range(4)]}
+    assert path.read_bytes() == hub.files[Q8]
+    files = [x.name for x in (home / REPOSITORY).rglob("*") if not x.is_dir()]
+    assert sorted(files) == sorted([Q8, "main", digest(hub.files[Q8])]), "nothing is left over"
+
+
 # ----- models in parts -----
 
 
@@ -246,6 +256,18 @@ def test_a_token_is_sent_to_the_hub_alone(
     assert {x.token for x in hub.asked if x.path.startswith("/kept/")} == {None}
 
 
+def test_a_repository_is_found_by_its_old_name(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hub redirects within itself, and gets the token there too."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    hub.old_name = "someone/Old"
+    path = got("someone/Old:Q8_0")
+    assert path.read_bytes() == hub.files[Q8] and "models--someone--Old" in path.parts
+    of_hub = [x for x in hub.asked if not x.path.startswith("/kept/")]
+    assert {x.token for x in of_hub} == {"Bearer secret"} and len(of_hub) == 6
+
+
 @pytest.mark.parametrize(
     ("status", "code", "message", "hint"),
     [
@@ -270,6 +292,32 @@ def test_refusals_say_what_to_do(
     hub.refuses_files = (status, code)
     with pytest.raises(DownloadError, match=message):
         got(f"{NAME}:Q4_K_M")
+
+
+def test_a_token_that_is_none_is_said_and_not_shown(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for token in ("se\u0441ret", "sec\x01ret"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(DownloadError, match="letters that none can have") as caught:
+            got()
+        assert "ret" not in f"{caught.value}" and "HF_TOKEN" in caught.value.hint
+    assert hub.asked == []
+    monkeypatch.setenv("HF_TOKEN", "of-last-year")
+    hub.refusals = [(401, "")]
+    hub.headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
+    with pytest.raises(DownloadError, match="refuses the token") as caught:
+        got()
+    assert "a public repository needs none" in caught.value.hint
+
+
+@pytest.mark.parametrize("address", ["", "hub", "ftp://hub", "http://", "http://[::1"])
+def test_a_hub_without_an_address_is_said(
+    address: str, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    with pytest.raises(DownloadError, match="which is no web address"):
+        got()
 
 
 def test_no_network_and_offline_mode_are_said(

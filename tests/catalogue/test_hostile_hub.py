@@ -12,8 +12,8 @@ import pytest
 from tests.catalogue.conftest import NAME
 from tests.catalogue.hub_server import COMMIT, FakeHub
 from tests.catalogue.test_download import CACHE, REPOSITORY, got
+from vkmoe.catalogue import download
 from vkmoe.catalogue import hub as hub_module
-from vkmoe.catalogue import peek
 from vkmoe.errors import DownloadError, ModelFileError, UnsupportedModelError
 
 Listing = dict[str, Any]
@@ -114,8 +114,10 @@ def test_links_in_the_cache_lead_nowhere_else(hub: FakeHub, home: Path) -> None:
     snapshots = home / REPOSITORY / "snapshots"
     snapshots.mkdir(parents=True)
     (snapshots / COMMIT).symlink_to(outside)
-    with pytest.raises(DownloadError, match="a link that leads out of the cache"):
-        got()
+    hub.files["made/by/Tiny-MoE-Q6_K.gguf"] = hub.files["Tiny-MoE-Q8_0.gguf"]
+    for quant in ("Q6_K", "Q8_0"):
+        with pytest.raises(DownloadError, match="a link that leads out of the cache"):
+            got(f"{NAME}:{quant}")
     (snapshots / COMMIT).unlink()
     (blob,) = (home / REPOSITORY / "blobs").iterdir()
     target = home / "target"
@@ -155,7 +157,7 @@ def test_what_cannot_be_run_is_not_downloaded(hub: FakeHub, home: Path) -> None:
 
 def test_a_header_without_an_end_is_not_read(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of empty words that a sound file of this size could have, most of it not there yet."""
-    monkeypatch.setattr(peek, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(download, "_MOST_HEADER_BYTES", 1 << 20)
     key = b"\x01" + bytes(7) + b"x"
     words = (9).to_bytes(4, "little") + (8).to_bytes(4, "little") + (1 << 36).to_bytes(8, "little")
     start = b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + (1).to_bytes(8, "little")

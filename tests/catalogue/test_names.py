@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.engine.tiny import model_path
-from vkmoe.catalogue import KeptModel, choose, find_model, kept_models, quant_of
-from vkmoe.catalogue.choose import best_quant
+from vkmoe.catalogue import KeptModel, find_model, kept_models, quant_of
 from vkmoe.cli.app import app
-from vkmoe.config import EngineConfig
-from vkmoe.errors import ModelFileError, VkmoeError
+from vkmoe.errors import ModelFileError
 from vkmoe.llm import LLM
 
 DIGEST = "ab" * 32
@@ -50,8 +47,8 @@ def keep(home: Path, program: str) -> Path:
     return put(home, KEPT[program])
 
 
-def write_manifest(home: Path, digest: object) -> None:
-    path = home / ".ollama/models/manifests/registry.ollama.ai/some-one/Tiny-MoE-GGUF/q8_0"
+def write_manifest(home: Path, digest: object, root: str = ".ollama/models") -> None:
+    path = home / root / "manifests/registry.ollama.ai/some-one/Tiny-MoE-GGUF/q8_0"
     path.parent.mkdir(parents=True, exist_ok=True)
     layers = [
         {"mediaType": "application/vnd.ollama.image.params", "digest": "sha256:" + "0" * 64},
@@ -74,8 +71,9 @@ def test_a_name_leads_to_the_file_that_a_program_keeps(program: str, home: Path)
     (model,) = kept_models()
     assert (model.name, model.quant, model.program) == (NAME, "Q8_0", program)
     assert model.n_bytes == path.stat().st_size
-    for wanted in (NAME, f"{NAME}:Q8_0", f"{NAME.lower()}:q8_0"):
-        assert find_model(wanted, none) == path
+    for wanted in (NAME, f"{NAME}:Q8_0", f"{NAME.lower()}:q8_0", f"{NAME}:latest"):
+        for before in ("", "hf.co/", "https://huggingface.co/"):
+            assert find_model(before + wanted, none) == path
     with pytest.raises(ModelFileError, match=f"called {NAME}:Q2_K") as caught:
         find_model(f"{NAME}:Q2_K", none)
     assert caught.value.hint == f"there is {NAME}:Q8_0"
@@ -106,12 +104,35 @@ def test_variables_say_where_a_cache_is(
 def test_a_model_in_parts_is_one_and_files_beside_it_are_none(home: Path) -> None:
     folder = HUGGING_FACE + "0a1b/"
     paths = [put(home, f"{folder}Q8_0/Tiny-Q8_0-0000{i}-of-00002.gguf") for i in (1, 2)]
-    for beside in ("mmproj-Tiny-F16.gguf", "mtp-Tiny-F16.gguf"):
+    for beside in (
+        *("mmproj-Tiny-F16.gguf", "Tiny.mmproj-f16.gguf", "mtp-Tiny-F16.gguf"),
+        *("Tiny-assistant-Q8_0.gguf", "imatrix_unsloth.gguf"),
+    ):
         put(home, folder + beside)
     (model,) = kept_models()
     assert (model.path, model.quant) == (paths[0], "Q8_0")
     assert model.n_bytes == 2 * paths[0].stat().st_size
     assert find_model(home / folder, none) == paths[0]
+
+
+def test_a_projector_in_the_old_cache_of_llama_cpp_is_no_model(home: Path) -> None:
+    path = keep(home, "llama.cpp")
+    put(home, ".cache/llama.cpp/some-one_Tiny-MoE-GGUF_mmproj-Tiny-F16.gguf")
+    assert [model.path for model in kept_models()] == [path]
+
+
+def test_a_service_of_ollama_and_a_folder_chosen_in_lm_studio_count_too(home: Path) -> None:
+    write_manifest(home, f"sha256:{DIGEST}", "system/ollama")
+    put(home, f"system/ollama/blobs/sha256-{DIGEST}")
+    put(home, f"large/disk/some-one/Other-GGUF/{LARGE}")
+    (home / ".lmstudio").mkdir()
+    settings = home / ".lmstudio/settings.json"
+    settings.write_text(json.dumps({"downloadsFolder": str(home / "large/disk")}))
+    found = {model.name: model.program for model in kept_models()}
+    assert found == {"some-one/Other-GGUF": "LM Studio", NAME: "Ollama"}
+    for damaged in ("[]", '{"downloadsFolder": 7}', '{"downloadsFolder": "large/disk"}', "{"):
+        settings.write_text(damaged)
+        assert [model.name for model in kept_models()] == [NAME]
 
 
 def test_a_file_counts_once_and_is_that_of_the_newest_snapshot(home: Path) -> None:
@@ -137,6 +158,7 @@ def test_a_file_counts_once_and_is_that_of_the_newest_snapshot(home: Path) -> No
         ("qwen3-8b.gguf", ""),
         ("q3.gguf", ""),
         ("x-f16.gguf", "F16"),
+        ("qwen2.5-7b-instruct-fp16-00001-of-00004.gguf", "FP16"),
     ],
 )
 def test_quants_are_read_from_names_of_files(name: str, quant: str) -> None:
@@ -162,6 +184,8 @@ def test_what_is_not_there_is_said(home: Path, tmp_path: Path) -> None:
     assert mistake.value.hint == f"name one: {SMALL}, {LARGE}"
     for path in ("missing.gguf", "missing", "a/b/missing.gguf", str(empty / SMALL), "~/x.gguf"):
         assert find_model(path, none) == Path(path).expanduser()
+    for path in ("~no-one-here/x", "x" * 5000, "x\0"):
+        assert find_model(path, none) == Path(path), "no path at all is an error of its own"
 
 
 @pytest.mark.parametrize(
@@ -182,30 +206,6 @@ def test_a_damaged_manifest_has_no_model(text: str, home: Path) -> None:
     assert list(kept_models()) == []
 
 
-def test_the_largest_quant_that_does_not_read_its_file_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """If each does, the one that replies fastest; those that cannot be run are left out."""
-    sizes = {"Q2_K": 1, "Q4_K_M": 2, "Q8_0": 4, "F16": 8}
-    models = [KeptModel(NAME, q, Path(q), n, "LM Studio") for q, n in sizes.items()]
-    reads, bad = {"F16", "Q8_0"}, {"Q2_K"}
-
-    def rated(models: Sequence[KeptModel], config: EngineConfig) -> Iterator[Any]:
-        for model in models:
-            if model.quant in bad:
-                yield ModelFileError("it is damaged", "fetch it again")
-            else:
-                yield choose.Rated(model, "cache", model.quant in reads, 10 / model.n_bytes)
-
-    monkeypatch.setattr(choose, "rated", rated)
-    assert best_quant(models, EngineConfig()).quant == "Q4_K_M"
-    reads |= {"Q4_K_M"}
-    assert best_quant(models, EngineConfig()).quant == "Q4_K_M"
-    bad |= {"Q4_K_M", "Q8_0", "F16"}
-    with pytest.raises(VkmoeError, match="it is damaged"):
-        best_quant(models, EngineConfig())
-
-
 def test_python_and_the_command_line_take_names(home: Path) -> None:
     """Of the two files the larger one replies without being read; the device says so, too."""
     folder = HUGGING_FACE + "0a1b/"
@@ -218,7 +218,7 @@ def test_python_and_the_command_line_take_names(home: Path) -> None:
     for asked, file in (([NAME], by_size), (["-hf", f"{NAME}:Q4_K_M"], home / folder / SMALL)):
         result = CliRunner().invoke(app, ["info", *asked, "--device", "cpu"])
         assert result.exit_code == 0 and str(file) in result.output, result.output
-        assert (f"{NAME}:Q8_0 of " in result.stderr) == (asked == [NAME])
+        assert (f"{NAME}:Q8_0 was chosen" in result.stderr) == (asked == [NAME])
 
 
 def test_models_on_this_machine_are_listed(home: Path) -> None:

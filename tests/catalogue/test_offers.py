@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from tests.catalogue.conftest import NAME
 from tests.catalogue.hub_server import FakeHub
 from tests.catalogue.test_download import got
 from tests.engine.tiny import model_path
-from vkmoe.catalogue import choose
+from vkmoe.catalogue import choose, offers
+from vkmoe.catalogue.caches import part_names
 from vkmoe.catalogue.choose import best_offer
 from vkmoe.catalogue.hub import HubFile, Repository
 from vkmoe.catalogue.offers import Offer, guessers_of, offers_of
@@ -83,6 +84,23 @@ def test_what_is_not_there_is_said_with_what_is() -> None:
     assert "and 10 more" in caught.value.hint
 
 
+def test_parts_that_names_announce_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub may list many files, each of which says that it is one of 99,999."""
+    made = []
+
+    def counted(first: PurePath) -> Iterator[str]:
+        made.append(first)
+        for name in part_names(first):
+            yield name
+            made.append(first)
+
+    monkeypatch.setattr(offers, "part_names", counted)
+    files = [f"{n}-Q8_0-00001-of-99999.gguf" for n in range(50)]
+    single = "x-Q4_0-00001-of-00000.gguf"
+    assert chosen(offers_of(repository(*files, single))) == [("Q4_0", [single])]
+    assert len(made) < 200
+
+
 # ----- the best one for a machine -----
 
 
@@ -92,7 +110,7 @@ def planner(most: int) -> Callable[[EngineConfig, Path], Any]:
     def rate(size: int) -> Any:
         if size > 1000:
             raise OutOfMemoryError("too large")
-        return choose._Plan("cache", size > most, 100 / size)
+        return choose.Rated("cache", size > most, 100 / size)
 
     return lambda config, disk: rate
 

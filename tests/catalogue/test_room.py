@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.gpu.invented import DISCRETE_12
-from vkmoe.catalogue.room import _heaps, has_room
+from vkmoe.catalogue.choose import _heaps, has_room
 from vkmoe.config import EngineConfig
 from vkmoe.facts import Allocation, Heap, MemoryPlan
 from vkmoe.kv_types import both
@@ -24,7 +24,7 @@ OTHER = MemoryPlan(256, both("f16"), Resident(), (Allocation("weights", "device"
 def test_a_model_has_room_where_its_plan_has(
     monkeypatch: pytest.MonkeyPatch, free: int, others: list[MemoryPlan], fits: bool
 ) -> None:
-    monkeypatch.setattr("vkmoe.catalogue.room.available_bytes", lambda: free)
+    monkeypatch.setattr("vkmoe.catalogue.choose.available_bytes", lambda: free)
     config = EngineConfig(device="cpu", ctx_size=256)
     assert has_room(demo_model_path(), config, [OTHER]) is fits
 

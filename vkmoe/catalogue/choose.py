@@ -1,17 +1,29 @@
-"""Chooses the quant of a model that suits this machine, by the plans that runs would have."""
+"""Says by plans which quant of a model suits this machine, and what has room beside others.
+
+A plan is the one that a run would have.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from vkmoe.catalogue.caches import KeptModel
 from vkmoe.choices import ModeName
 from vkmoe.config import EngineConfig
+from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.devices import open_device
-from vkmoe.errors import GpuError, ModelFileError, UnsupportedModelError, VkmoeError
+from vkmoe.errors import (
+    GpuError,
+    ModelFileError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+    VkmoeError,
+)
+from vkmoe.facts import DeviceInfo, MemoryPlan
 from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.decide import Choosing, decide
 from vkmoe.placement.forecast.measured import measure_speeds, recall_speeds
@@ -21,14 +33,15 @@ if TYPE_CHECKING:
     from vkmoe.catalogue.offers import Offer
 
 log = logging.getLogger("vkmoe")
-_UNQUANTISED = {"F32", "F16", "BF16"}
-_MOST_ERRORS = 5  # of offers of one model: what ails these mostly ails all
+_UNQUANTISED = {"F32", "F16", "FP16", "BF16"}
+_MOST_ERRORS = 5  # of quants of one model: what ails these mostly ails all
+_LEAST_SHARE = 0.9  # of the predicted speed without the others, with which a model has room
+Quant = TypeVar("Quant", KeptModel, "Offer")
 
 
 class Rated(NamedTuple):
     """Says what a run of a model would be like on this machine, by its plan."""
 
-    model: KeptModel
     mode: ModeName
     reads_file: bool  # while replying
     rate: float  # tokens per second, as predicted
@@ -37,20 +50,9 @@ class Rated(NamedTuple):
 def best_quant(models: Sequence[KeptModel], config: EngineConfig) -> KeptModel:
     """Return the largest that replies without reading its file; if all read it, the fastest.
 
-    Those that vkmoe cannot run are left out; raises what the first raises where it runs none.
+    Those that vkmoe cannot run are left out; raises what one of them raises where it runs none.
     """
-    plans = list(rated(models, config))
-    found = [each for each in plans if isinstance(each, Rated)]
-    if not found:
-        raise next(each for each in plans if isinstance(each, VkmoeError))
-    whole = [each for each in found if not each.reads_file]
-    if whole:
-        best = max(whole, key=lambda each: each.model.n_bytes)
-    else:
-        best = max(found, key=lambda each: each.rate)
-    others = ", ".join(sorted(each.model.quant for each in found if each is not best))
-    log.info("%s was chosen for this machine; %s too", best.model.full_name, others)
-    return best.model
+    return _best(models, _planner(config, models[0].path), lambda model: model.path, models)
 
 
 def best_offer(
@@ -63,28 +65,29 @@ def best_offer(
     """
     log.info("one of %d quants is chosen for this machine", len(offers))
     quantised = [each for each in offers if each.quant not in _UNQUANTISED] or offers
-    best = _largest_or_fastest(quantised, _planner(config, disk), header_of)
-    quants = ", ".join(each.quant for each in offers)
-    log.info("%s was chosen for this machine, of %s", best.full_name, quants)
-    return best
+    return _best(quantised, _planner(config, disk), header_of, offers)
 
 
-def _largest_or_fastest(
-    offers: Sequence[Offer], rate: Callable[[ModelFile], _Plan], header_of: Callable[[Offer], Path]
-) -> Offer:
+def _best(
+    models: Sequence[Quant],
+    rate: Callable[[ModelFile], Rated],
+    file_of: Callable[[Quant], Path],
+    there: Sequence[Quant],
+) -> Quant:
     """Return the largest that is whole in memory, or else the fastest of those looked at.
 
-    Few headers are loaded: each one halves the sizes that are in question.
+    Few files are opened: each one halves the sizes that are in question. `there` is what the log
+    says they were chosen of.
     """
-    left = sorted(offers, key=lambda each: each.n_bytes)
-    whole: Offer | None = None
-    rates: dict[Offer, float] = {}
+    left = sorted(models, key=lambda each: each.n_bytes)
+    whole: Quant | None = None
+    rates: dict[Quant, float] = {}
     errors: list[VkmoeError] = []
     while left and len(errors) < _MOST_ERRORS:
         middle = len(left) // 2
-        offer = left[middle]
+        model = left[middle]
         try:
-            with open_model(header_of(offer)) as file:
+            with open_model(file_of(model)) as file:
                 plan = rate(file)
         except (ModelFileError, UnsupportedModelError) as error:
             errors.append(error)
@@ -93,12 +96,15 @@ def _largest_or_fastest(
             errors.append(error)
             left = left[:middle]
         else:
-            rates[offer] = plan.rate
-            whole = whole if plan.reads_file else offer
+            rates[model] = plan.rate
+            whole = whole if plan.reads_file else model
             left = left[:middle] if plan.reads_file else left[middle + 1 :]
     if not rates:
         raise errors[0]
-    return whole or max(rates, key=lambda each: rates[each])
+    best = whole or max(rates, key=lambda each: rates[each])
+    quants = ", ".join(each.quant for each in there)
+    log.info("%s was chosen for this machine, of %s", best.full_name, quants)
+    return best
 
 
 def rated(models: Sequence[KeptModel], config: EngineConfig) -> Iterator[Rated | VkmoeError]:
@@ -113,20 +119,12 @@ def rated(models: Sequence[KeptModel], config: EngineConfig) -> Iterator[Rated |
     for model in models:
         try:
             with open_model(model.path) as file:
-                plan = rate(file)
+                yield rate(file)
         except VkmoeError as error:
             yield error
-        else:
-            yield Rated(model, *plan)
 
 
-class _Plan(NamedTuple):
-    mode: ModeName
-    reads_file: bool
-    rate: float
-
-
-def _planner(config: EngineConfig, disk: Path) -> Callable[[ModelFile], _Plan]:
+def _planner(config: EngineConfig, disk: Path) -> Callable[[ModelFile], Rated]:
     """Measure the machine, and a disk by a file on it; return what plans a model."""
     with open_device(config.device, config.validation, config.threads) as device:
         info, speeds = device.info, measure_speeds(device, disk, config.threads)
@@ -134,9 +132,55 @@ def _planner(config: EngineConfig, disk: Path) -> Callable[[ModelFile], _Plan]:
     choosing = Choosing(lambda: speeds, known=True, corrections=corrections)
     tuning = tuning_for(info, config.tuning)
 
-    def plan(file: ModelFile) -> _Plan:
+    def plan(file: ModelFile) -> Rated:
         best = decide(config, file, info, tuning, choosing).candidates[0]
         prediction = best.prediction
-        return _Plan(best.plan.mode.name, prediction.file_share > 0, prediction.rate)
+        return Rated(best.plan.mode.name, prediction.file_share > 0, prediction.rate)
 
     return plan
+
+
+# ----- several models at once -----
+
+
+def has_room(path: Path, config: EngineConfig, loaded: Sequence[MemoryPlan]) -> bool:
+    """Say whether a model can be loaded beside others, and is predicted to be nearly as fast so.
+
+    `loaded` are the plans of the others, on the same device. Raises VkmoeError for a model that
+    could not run without them either.
+    """
+    with open_device(config.device, config.validation, config.threads) as device:
+        info = device.info
+    known, tuning = recall_speeds(info, path, config.tuning), tuning_for(info, config.tuning)
+    choosing = Choosing(lambda: known.speeds, known=True, corrections=known.corrections)
+    on_device = sum(plan.total("device") for plan in loaded)
+    in_host = sum(plan.total("host") for plan in loaded) + (on_device if info.is_uma else 0)
+    with_them, without = _heaps(info, on_device)
+    free = available_bytes()
+    with open_model(path) as file:
+        alone = decide(config, file, without, tuning, choosing, False, free + in_host)
+        try:
+            beside = decide(config, file, with_them, tuning, choosing, False, free)
+        except OutOfMemoryError:
+            return False
+    rates = [decision.candidates[0].prediction.rate for decision in (beside, alone)]
+    return rates[0] >= _LEAST_SHARE * rates[1]
+
+
+def _heaps(info: DeviceInfo, n_bytes: int) -> tuple[DeviceInfo, DeviceInfo]:
+    """Return a device as it is while `n_bytes` of it are taken, and as it is without these.
+
+    A driver that reports a budget has left out what is taken; others have not.
+    """
+    with_them, without = [], []
+    for heap in info.heaps:
+        if not heap.device_local:
+            with_them.append(heap)
+            without.append(heap)
+        elif heap.budget:
+            with_them.append(heap)
+            without.append(replace(heap, usage=max(0, (heap.usage or 0) - n_bytes)))
+        else:
+            with_them.append(replace(heap, size=max(0, heap.size - n_bytes)))
+            without.append(heap)
+    return replace(info, heaps=tuple(with_them)), replace(info, heaps=tuple(without))

@@ -4,6 +4,9 @@ Contents lie in blobs/, named by their digests; a snapshot's files are links to 
 that breaks off, by the network or by Ctrl-C, leaves what came in a file called `.incomplete`, and
 the next one goes on from there. The digest of each file is checked. Names in a snapshot are those
 that hub.py has checked; a model's files appear there when all of them are whole.
+
+Before that the headers of a model are read into files as long as the model's, which are empty but
+for these and take no more place. They are opened and planned as the model would be.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, TYPE_CHECKING
+from uuid import uuid4
 
-from vkmoe.catalogue import Progress
-from vkmoe.catalogue.caches import hub_cache
+from vkmoe.catalogue.caches import hub_cache, listed
 from vkmoe.catalogue.choose import best_offer
 from vkmoe.catalogue.hub import (
     REVISION,
@@ -32,15 +35,21 @@ from vkmoe.catalogue.hub import (
     read_repository,
     reading,
 )
-from vkmoe.catalogue.offers import Offer, guessers_of, listed, offers_of
-from vkmoe.catalogue.peek import peek
+from vkmoe.catalogue.offers import Offer, guessers_of, offers_of
 from vkmoe.config import EngineConfig
-from vkmoe.errors import DownloadError
+from vkmoe.errors import DownloadError, ModelFileError
+from vkmoe.gguf_file.disk import map_file
+from vkmoe.gguf_file.header import GgufPart
 from vkmoe.models import open_model
+
+if TYPE_CHECKING:
+    from vkmoe.weights.placer import Progress
 
 log = logging.getLogger("vkmoe")
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each try that follows one without a byte
 _CHUNK_BYTES = 1 << 20
+_FIRST_BYTES = 1 << 18  # of a header
+_MOST_HEADER_BYTES = 1 << 26  # those of models with 256 thousand tokens take 16 MiB
 _REQUEST_BYTES = 4 << 30  # servers that keep copies for others give no whole files of 50 GB
 _GOES_ON = "run the same once more: it goes on from what is there"
 
@@ -73,7 +82,7 @@ def _chosen(repository: Repository, offers: list[Offer], config: EngineConfig) -
         def header_of(offer: Offer) -> Path:
             folder = Path(temporary, str(offers.index(offer)))
             folder.mkdir()
-            return peek(repository, offer, folder)
+            return _headers(repository, offer, folder)
 
         if len(offers) > 1:
             return best_offer(offers, config, _existing(hub_cache()), header_of)
@@ -98,6 +107,62 @@ def _check_space(fetched: _Fetch, offers: list[Offer]) -> None:
 def _existing(folder: Path) -> Path:
     """Return the folder, or the first above it that is there."""
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+
+
+# ----- headers -----
+
+
+def _headers(repository: Repository, offer: Offer, folder: Path) -> Path:
+    """Read the headers of all parts into files in a folder; return the first.
+
+    Raises DownloadError as `reading` does, ModelFileError for what is no sound GGUF file.
+    """
+    n_parts = len(offer.files)
+    names = ["model.gguf"]
+    if n_parts > 1:
+        names = [f"model-{n:05d}-of-{n_parts:05d}.gguf" for n in range(1, n_parts + 1)]
+    for name, file in zip(names, offer.files, strict=True):
+        _read_header(repository, file, folder / name)
+    return folder / names[0]
+
+
+def _read_header(repository: Repository, file: HubFile, path: Path) -> None:
+    """Read a file's bytes until they hold its header, as few as the header takes, or twice that."""
+    limit = min(file.n_bytes, _MOST_HEADER_BYTES)
+    with path.open("wb") as stream, reading(repository, file, 0, limit) as (_, chunks):
+        wanted = _FIRST_BYTES
+        for chunk in chunks:
+            stream.write(chunk)
+            is_last = stream.tell() >= limit
+            if stream.tell() >= wanted or is_last:
+                stream.flush()
+                if _has_header(path, file, is_last):
+                    break
+                wanted = 2 * stream.tell()
+        else:
+            raise DownloadError(f"the start of {file.name} broke off", "run the same once more")
+    try:
+        os.truncate(path, file.n_bytes)
+    except OSError as error:
+        raise DownloadError(
+            f"{path.parent} takes no file of {file.n_bytes} bytes: {error.strerror}",
+            "name another folder for such files with TMPDIR",
+        ) from None
+
+
+def _has_header(path: Path, file: HubFile, is_last: bool) -> bool:
+    """Say whether a file has the whole header. Raises ModelFileError if the last bytes lack it."""
+    try:
+        GgufPart(map_file(path), n_bytes=file.n_bytes)
+    except ModelFileError as error:
+        if is_last:
+            what = str(error).removeprefix(f"{path}: ")
+            raise ModelFileError(f"{file.name}: {what}", error.hint) from None
+        return False
+    return True
+
+
+# ----- files -----
 
 
 class _Fetch:
@@ -197,13 +262,16 @@ class _Fetch:
 
     def _show(self, file: HubFile) -> Path:
         """Link a snapshot's file to its content. Raises DownloadError for links that lead out."""
-        path = self.folder / "snapshots" / self._repository.commit / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path, blob = (
+            self.folder / "snapshots" / self._repository.commit / file.name,
+            self._blob(file),
+        )
         if not path.parent.resolve().is_relative_to(self.folder.resolve()):
             raise DownloadError(
                 f"{path.parent} is a link that leads out of the cache", "remove the link"
             )
-        blob, link = self._blob(file), path.with_name(f"{file.digest}.{os.getpid()}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        link = _unused(path)
         try:
             link.symlink_to(os.path.relpath(blob, path.parent))
             os.replace(link, path)
@@ -214,7 +282,7 @@ class _Fetch:
     def _write_revision(self) -> None:
         path = self.folder / "refs" / REVISION
         path.parent.mkdir(exist_ok=True)
-        new = path.with_name(f"{REVISION}.{os.getpid()}")
+        new = _unused(path)
         new.write_text(self._repository.commit)
         os.replace(new, path)
 
@@ -264,6 +332,11 @@ class _Content:
 
 def _incomplete(blob: Path) -> Path:
     return blob.with_name(f"{blob.name}.incomplete")
+
+
+def _unused(path: Path) -> Path:
+    """Return a path beside another, which no other process or thread uses."""
+    return path.with_name(uuid4().hex)
 
 
 def _size(path: Path) -> int:

@@ -30,6 +30,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d+/(\d+|\*)")
 _ODD_HINT = "ask for another repository, or see whether HF_ENDPOINT names the hub that you mean"
+_BAD_TOKEN = "Invalid credentials in Authorization header"  # as the hub writes it
 _LOGIN = "give a token: run `hf auth login`, or set HF_TOKEN"
 
 
@@ -146,12 +147,11 @@ def _odd(name: str, what: str) -> DownloadError:
 @contextmanager
 def _reply(url: str, name: str, more: dict[str, str] | None = None) -> Iterator[http.Response]:
     """Send a request and yield the reply with its body unread. Errors are those of `reading`."""
-    headers = {"User-Agent": "vkmoe"} | (more or {})
-    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    headers, token = {"User-Agent": "vkmoe"} | (more or {}), _token()
     try:
         for _ in range(_MOST_REDIRECTS + 1):
             # A token is for the hub alone, not for those that it redirects to.
-            secret = {"Authorization": f"Bearer {token}"} if token and _is_hub(url) else {}
+            secret = {"Authorization": f"Bearer {token}"} if _is_hub(url) and token else {}
             with get_session().stream(
                 "GET",
                 url,
@@ -180,6 +180,14 @@ def _reply(url: str, name: str, more: dict[str, str] | None = None) -> Iterator[
         raise _odd(name, f"one that cannot be used ({error})") from None
 
 
+def _token() -> str | None:
+    """Return the token that a user has for the hub. Raises DownloadError for one that is none."""
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    if token and not (token.isascii() and token.isprintable()):
+        raise DownloadError("the token for the hub has letters that none can have", _LOGIN)
+    return token
+
+
 def _redirected(reply: http.Response, name: str) -> str:
     """Return where a reply redirects to. Raises DownloadError if that is no web address.
 
@@ -192,7 +200,17 @@ def _redirected(reply: http.Response, name: str) -> str:
 
 
 def _is_hub(url: str) -> bool:
-    hub, asked = http.URL(constants.ENDPOINT), http.URL(url)
+    """Say whether an address is the hub's. Raises DownloadError if HF_ENDPOINT is no address."""
+    try:
+        hub = http.URL(constants.ENDPOINT)
+    except http.InvalidURL:
+        hub = http.URL("")
+    if hub.scheme not in ("http", "https") or not hub.host:
+        raise DownloadError(
+            f"HF_ENDPOINT is {constants.ENDPOINT!a}, which is no web address",
+            "write it as https://HOST, or unset it",
+        )
+    asked = http.URL(url)
     return (hub.scheme, hub.host, hub.port) == (asked.scheme, asked.host, asked.port)
 
 
@@ -206,6 +224,11 @@ def _check(reply: http.Response, name: str) -> None:
     host, hub = _host(str(reply.url)), constants.ENDPOINT
     if status in (200, 206):
         return
+    if reply.headers.get("X-Error-Message") == _BAD_TOKEN:
+        raise DownloadError(
+            f"{host} refuses the token: it is wrong, or valid no more ({status})",
+            f"{_LOGIN}; a public repository needs none",
+        )
     if code == "GatedRepo":
         raise DownloadError(
             f"{name} is gated: its terms have to be accepted first",

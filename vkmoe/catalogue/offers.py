@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from vkmoe.catalogue.caches import MAX_DEPTH, is_beside, named, part_names, quant_of
+from vkmoe.catalogue.caches import MAX_DEPTH, listed, models_among, named, part_names, quant_of
 from vkmoe.catalogue.hub import HubFile, Repository
 from vkmoe.errors import DownloadError
 from vkmoe.models.ahead_file import PATTERNS
-
-_MOST_LISTED = 12  # names in an error
-_NO_MODEL = ("imatrix", "assistant")  # in the names of files that go with a model
 
 
 class Offer(NamedTuple):
@@ -39,7 +35,7 @@ def offers_of(repository: Repository, quant: str = "") -> list[Offer]:
     """
     found = _all_offers(repository)
     if not found:
-        there = [file.name for file in repository.files] or list(repository.others)
+        there = [file.name for file in repository.files] or repository.others or ["no files"]
         raise DownloadError(
             f"{repository.name} has no model in the GGUF format",
             f"it has {listed(there)}; look for a repository with -GGUF in its name",
@@ -62,32 +58,19 @@ def _all_offers(repository: Repository) -> dict[str, Offer]:
     A file without a quant in its name counts where no other has one.
     """
     by_name = {file.name: file for file in repository.files}
-    whole = []  # the names of parts, of each model
-    for path in map(PurePosixPath, by_name):
-        names = [str(path.with_name(name)) for name in part_names(path)]
-        is_first = str(path) == names[0] and len(path.parts) <= MAX_DEPTH
-        if is_first and not is_beside(path) and by_name.keys() >= set(names):
-            whole.append(names)
+    paths = [path for path in map(PurePosixPath, by_name) if len(path.parts) <= MAX_DEPTH]
     found: dict[str, Offer] = {}
-    for names in [x for x in whole if not _goes_with_a_model(x[0])] or whole:
-        quant = quant_of(PurePosixPath(names[0]))
-        parts = tuple(by_name[name] for name in names)
-        found.setdefault(quant, Offer(repository.name, quant, parts))
+    for path in models_among(paths):
+        try:
+            # One by one, as a name may announce any number of parts.
+            parts = tuple(by_name[str(path.with_name(name))] for name in part_names(path))
+        except KeyError:
+            continue
+        found.setdefault(quant_of(path), Offer(repository.name, quant_of(path), parts))
     return {quant: offer for quant, offer in found.items() if quant} or found
-
-
-def _goes_with_a_model(name: str) -> bool:
-    return any(word in PurePosixPath(name).name.lower() for word in _NO_MODEL)
 
 
 def guessers_of(repository: Repository, offer: Offer) -> list[str]:
     """List the files that may guess tokens ahead for a model, which are found beside it."""
     names = [file.name for file in repository.files if file not in offer.files]
     return [x for x in names if any(PurePosixPath(x).match(pattern) for pattern in PATTERNS)]
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names of a server's, escaped, those of a long list in part."""
-    more = len(names) - _MOST_LISTED
-    shown = [ascii(name)[1:-1][:80] for name in names[:_MOST_LISTED]]
-    return (", ".join(shown) or "no files") + (f" and {more} more" if more > 0 else "")

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vkmoe.catalogue import Choose, KeptModel, fetcher, find_model
-from vkmoe.cli.notes import downloading
+from vkmoe.cli.notes import downloading, log_as_notes
 from vkmoe.config import OF_OTHER_MODES, EngineConfig, mode_contradicts, prefetch_contradicts
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.chat.named import NAMED_TEMPLATES
@@ -331,11 +331,8 @@ def _chooser(context: typer.Context) -> Choose:
     def choose(models: Sequence[KeptModel]) -> KeptModel:
         from vkmoe.catalogue.choose import best_quant
 
-        best = best_quant(models, EngineConfig(device=context.params.get("device")))
-        if not context.params.get("quiet"):
-            quants = ", ".join(model.quant for model in models)
-            typer.echo(f"{best.full_name} of {quants}", err=True)
-        return best
+        with log_as_notes(quiet=bool(context.params.get("quiet"))):
+            return best_quant(models, EngineConfig(device=context.params.get("device")))
 
     return choose
 
