@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from vkmoe.llm import LLM
+from vkmoe.llm import LLM, demo_model_path
 from vkmoe.llm.engine_thread import EngineThread
 
 VULKAN = ("--device", "vulkan")  # where experts move, and replies take a while
@@ -54,6 +55,47 @@ def wait(address: str) -> list[int]:
         wanted = {"status": "ok"} if answer.status_code == 200 else "Loading model"
         assert answer.json() == wanted or answer.json()["error"]["message"] == wanted
     return statuses
+
+
+def test_models_of_a_folder_come_and_go_while_it_runs(tmp_path: Path) -> None:
+    """Each is loaded by its name; one whose file vanished is there until it is unloaded."""
+    for name in "ab":
+        shutil.copy(demo_model_path(), tmp_path / f"{name}.gguf")
+    options = ["--models", str(tmp_path), "--models-max", "2", "-c", "64", "--device", "cpu"]
+    with served(*options) as (process, address, lines):
+
+        def names() -> list[str]:
+            time.sleep(1.1)  # after which the server looks again
+            listed = httpx.get(f"{address}/v1/models", timeout=60).json()["data"]
+            return [each["id"] for each in listed]
+
+        def ask(name: str) -> tuple[int, str]:
+            body = {"prompt": "x", "max_tokens": 1, "model": name}
+            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=120)
+            return answer.status_code, answer.json().get("model", "")
+
+        assert names() == ["a", "b"] and [ask(x) for x in "ab"] == [(200, "a"), (200, "b")]
+        shutil.copy(demo_model_path(), tmp_path / "c,d.gguf")
+        for name in "ab":
+            (tmp_path / f"{name}.gguf").unlink()
+        assert names() == ["a", "b", "c,d"]
+        assert [ask(x) for x in ("a", "c,d")] == [(200, "a"), (200, "c,d")]
+        assert names() == ["a", "c,d"] and ask("b")[0] == 404
+        for path in tmp_path.iterdir():
+            path.unlink()
+        assert names() == ["a", "c,d"], "an empty folder is not believed"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert any("models: a, b" in line for line in lines)
+
+
+def test_a_model_in_parts_is_called_as_a_whole(tmp_path: Path) -> None:
+    first = tmp_path / "Big-Q8_0-00001-of-00001.gguf"
+    shutil.copy(demo_model_path(), first)
+    with served(str(first), "--device", "cpu", "-c", "64") as (_, address, _):
+        wait(address)
+        (model,) = httpx.get(f"{address}/v1/models", timeout=60).json()["data"]
+        assert model["id"] == "Big-Q8_0"
 
 
 @pytest.mark.parametrize(  # the limit is tested with the other

@@ -31,7 +31,7 @@ from vkmoe.server.api.ollama import models as ollama_models
 from vkmoe.server.api.ollama import replies as ollama
 from vkmoe.server.api.responses import answer_response, count_response
 from vkmoe.server.api.slot_files import act_on_slot
-from vkmoe.server.errors import ApiError, api_error
+from vkmoe.server.errors import ApiError, api_error, unknown_model
 from vkmoe.server.fields import body_of
 from vkmoe.server.hosting.models import Lending, Models
 from vkmoe.server.hosting.peers import HOP, Peers
@@ -177,18 +177,24 @@ async def _answered(models: Models, do: Answer, request: Request) -> Response:
     """Answer with the model that a request names, here or at a peer."""
     request.state.began = time.perf_counter()
     peers: Peers | None = None if HOP in request.headers else request.app.state.peers
+    await models.renew()
     name = None if models.is_one and not peers else await _named(request)
-    if name and peers and not models.has(name) and (peer := await peers.holder(name)):
-        return await peers.forward(request, peer)
+    if name and peers and not models.has(name):
+        if peer := await peers.holder(name):
+            return await peers.forward(request, peer)
+        if not models.is_one:
+            theirs = [each["id"] for each in await peers.models()]
+            raise unknown_model(name, (*(each.name for each in models.hosted), *theirs))
     if do in _AT_REST:
         return await do(models.found(name).service, request)
     return await do(await models.use(request, name), request)
 
 
 async def _named(request: Request) -> str | None:
-    """Return the model that is named in the body, or in the query of a request without one."""
-    if "model" in request.query_params or not await request.body():
-        return request.query_params.get("model")
+    """Return the model that is named in the path, in the query, or in the body."""
+    name = request.path_params.get("name") or request.query_params.get("model")
+    if name or not await request.body():
+        return name
     body = await body_of(request)
     name = body.get("model") or body.get("name")  # as older clients of Ollama call it
     return name if isinstance(name, str) else None

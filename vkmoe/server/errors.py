@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 from vkmoe.errors import (
@@ -91,6 +92,12 @@ def context_exceeded(n_prompt_tokens: int, n_ctx: int, is_least: bool = False) -
         n_prompt_tokens=n_prompt_tokens,
         n_ctx=n_ctx,
     )
+
+
+def unknown_model(name: str, there: Iterable[str]) -> ApiError:
+    """Say that no model has this name, and which are there."""
+    message = f"there is no model {name!r}: there is {', '.join(there)}"
+    return ApiError(404, message, code="model_not_found", param="model")
 
 
 def unavailable(message: str, retry_after: int = 1, code: str | None = None) -> ApiError:

@@ -41,9 +41,11 @@ class Service:
     settings: ServerSettings = field(default_factory=ServerSettings)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     started: int = field(default_factory=lambda: int(time.time()))
+    aliases: Sequence[str] = ()  # what clients call it; without any, those of `settings`
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.engine)
+        self.aliases = sorted(self.aliases) or self.settings.aliases
         # Of the model that is loaded now; that of another one is forgotten.
         self.view_of = lru_cache(1)(lambda llm: ExpertView(llm.engine))
         self._facts_of = lru_cache(1)(ModelFacts.of)
@@ -65,7 +67,7 @@ class Service:
     @property
     def alias(self) -> str:
         """Return the name of the model that answers have."""
-        names = self.settings.aliases
+        names = self.aliases
         return self.name if not names or self.name in names else names[0]
 
     async def off_loop(self, work: Callable[[], Result], is_long: bool = False) -> Result:

@@ -49,13 +49,16 @@ def states(models: Models) -> list[str]:
 
 
 def test_swaps_fail_no_request() -> None:
-    """Four clients ask for two models that do not fit together, in turns of their own."""
-    models = Models([hosted("a"), hosted("b")])
+    """Four clients ask for two models, of which one may be there, in turns of their own.
+
+    A model that was loaded serves at least those who waited for it before the other one comes.
+    """
+    models = Models([hosted(name, has_room=True, timeout=60.0) for name in "ab"], most=1)
     n_loaded: list[int] = []
 
     def client(index: int) -> list[str]:
         found = []
-        for turn in range(6):
+        for turn in range(4):
             answer = ask(served, "ab"[(index + turn // 2) % 2])
             assert answer.status_code == 200, answer.text
             n_loaded.append(states(models).count("ready"))
@@ -85,12 +88,13 @@ def test_a_reply_that_was_accepted_ends_before_its_model_is_unloaded() -> None:
 
 def test_a_swap_ends_whole_also_where_waiting_for_it_took_too_long() -> None:
     """Else a model could sleep under requests that came after the one that gave up."""
-    models = Models([hosted("b", timeout=0.2), hosted("a")])
+    models = Models([hosted("b"), hosted("a")])
     with listening(models) as served, ThreadPoolExecutor(1) as threads:
         body = LONG | {"model": "a", "stream": True}
         with httpx.stream("POST", served.address + TEXT, json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
+            models._patience = 0.2
             late = ask(served, "b")
             assert (late.status_code, late.json()["error"]["code"]) == (503, "timeout")
             models._patience = None
@@ -118,13 +122,6 @@ def test_models_that_have_room_stay_and_the_least_recently_used_one_leaves() -> 
         assert ask(served, "c").status_code == 200
         assert states(models) == ["ready", "asleep", "ready"] and seen == [1, 2, 1]
         assert served.client.get("/v1/models").json()["data"][1]["status"] == {"value": "unloaded"}
-
-
-def test_no_more_are_loaded_than_is_said() -> None:
-    models = Models([hosted("a", has_room=True), hosted("b", has_room=True)], most=1)
-    with listening(models) as served:
-        assert [ask(served, name).status_code for name in "ab"] == [200, 200]
-        assert states(models) == ["asleep", "ready"]
 
 
 def test_waiting_is_bounded() -> None:
@@ -194,6 +191,26 @@ def test_a_model_that_is_idle_sleeps_until_a_request_needs_it() -> None:
         assert served.engine.state == "asleep"
         again = ask(served, "any").json()["choices"]
         assert again == wanted
+
+
+def test_a_model_that_is_not_to_be_kept_is_still_not_unloaded_under_a_request() -> None:
+    """It leaves once its last request has ended; a later request takes that back."""
+    models = Models([hosted("a"), hosted("b")])
+    with listening(models) as served, ThreadPoolExecutor(2) as threads:
+        body = LONG | {"model": "a", "stream": True}
+        with httpx.stream("POST", served.address + TEXT, json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            also = threads.submit(ask, served, "a", max_tokens=200, ignore_eos=True)
+            while models.hosted[0].n_users < 2:
+                time.sleep(0.01)
+            models.hosted[0].keep_seconds = 0
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert also.result(60).json()["usage"]["completion_tokens"] == 200
+        until_asleep(served)
+        assert ask(served, "a").status_code == 200
+        time.sleep(0.6)
+        assert states(models)[0] == "ready", "what was asked before holds no more"
 
 
 def sums(text: str) -> list[str]:

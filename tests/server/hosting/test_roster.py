@@ -21,6 +21,11 @@ def test_a_folder_has_a_model_for_each_file(tmp_path: Path) -> None:
     found = read_roster(tmp_path, ENGINE, SAMPLING).models
     assert [(x.name, Path(x.model).name) for x in found] == [("a", "a.gguf"), ("b", "b.gguf")]
     assert all((x.engine, x.sampling) == (ENGINE, SAMPLING) for x in found)
+    (tmp_path / "c").mkdir()
+    for file in ("c/a.gguf", "c/d-00001-of-00002.gguf", "c/mmproj-a.gguf", "x,y.gguf"):
+        shutil.copy(demo_model_path(), tmp_path / file)
+    names = [x.name for x in read_roster(tmp_path, ENGINE, SAMPLING).models]
+    assert names == ["a", "b", "c/a", "d", "x,y"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelFileError, match="has no model"):
         read_roster(tmp_path / "empty", ENGINE, SAMPLING)
@@ -69,6 +74,13 @@ def test_a_file_has_options_for_each_model_and_names_other_servers(tmp_path: Pat
         ("[models.a]\nmodel = 'x'\nchat_template_file = 'none'", "chat_template_file of models.a"),
         ("peers = 'x'\n[models.a]\nmodel = 'x'", "peers is no list"),
         ("peers = ['x']\n[models.a]\nmodel = 'x'", "'x' is no server"),
+        ("[models.a]\nmodel = 'x'\naliases = ['b', 'b:latest']", "two models are"),
+        ("[models.a]\nmodel = 'none.gguf'", "models.a: there is no file"),
+        ("peers = ['http://[::1']\n[models.a]\nmodel = 'x'", "is no server"),
+        ("peers = ['http://h:99999']\n[models.a]\nmodel = 'x'", "is no server"),
+        ("peers = ['http://']\n[models.a]\nmodel = 'x'", "is no server"),
+        ("peers = [{url='http://h', key='k'}]\n[models.a]\nmodel='x'", "http://h has 'key'"),
+        ("peers = [{url='http://h', api_key=7}]\n[models.a]\nmodel='x'", "api_key of http://h"),
         ("#" * (2 << 20), "larger than 1 MiB"),
     ],
 )
@@ -77,4 +89,4 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, mes
     file.write_text(text)
     with pytest.raises(UsageError, match=r"models\.toml") as caught:
         read_roster(file, ENGINE, SAMPLING)
-    assert message in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value) and caught.value.hint

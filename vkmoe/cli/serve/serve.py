@@ -65,6 +65,7 @@ def _roster(
     configs: tuple[EngineConfig, SamplingConfig],
 ) -> Roster:
     """Find what is to be served: one model, or those of --models. Raises before it listens."""
+    from vkmoe.catalogue.caches import bare_stem
     from vkmoe.gguf_file.disk import map_file
     from vkmoe.llm import demo_model_path
     from vkmoe.server.hosting.roster import Listed, Roster, read_roster
@@ -77,7 +78,7 @@ def _roster(
         return read_roster(Path(settings.models), *configs)
     if chosen is not None:
         map_file(Path(chosen))
-    name = Path(chosen or "demo").stem
+    name = bare_stem(Path(chosen or "demo"))
     return Roster((Listed(name, chosen or str(demo_model_path()), *configs, text),))
 
 

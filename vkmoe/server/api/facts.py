@@ -19,7 +19,7 @@ from vkmoe.server.api.shapes import (
     TextShape,
     TokensShape,
 )
-from vkmoe.server.errors import ApiError
+from vkmoe.server.errors import ApiError, unknown_model
 from vkmoe.server.facts import ModelFacts
 from vkmoe.server.fields import Body, Tokens, read_body
 from vkmoe.server.hosting.peers import HOP
@@ -68,7 +68,7 @@ def _model(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.started,
         "owned_by": "vkmoe",
-        "aliases": service.settings.aliases,
+        "aliases": service.aliases,
         "tags": service.settings.all_tags,
         "status": {"value": {"ready": "loaded", "asleep": "unloaded"}.get(state, state)},
         "meta": known.meta if known else None,
@@ -93,8 +93,7 @@ async def one_model(service: Service, request: HttpRequest) -> Response:
     for each in request.app.state.models.hosted:
         if each.is_called(name):
             return json_answer(_model(each.service))
-    names = ", ".join(repr(each.name) for each in request.app.state.models.hosted)
-    raise ApiError(404, f"there is no model {name!r}; there is {names}", param="model")
+    raise unknown_model(name, (each.name for each in request.app.state.models.hosted))
 
 
 @described(TokensShape, body=_Text)

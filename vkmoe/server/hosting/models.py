@@ -2,7 +2,7 @@
 
 A request has its model from `use` until it is answered; no model is unloaded before. Models are
 unloaded, the least recently used first, where the plan of the one that is wanted asks for their
-memory, or after some time without requests.
+memory, or after some time without requests (`keep_seconds`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -20,13 +20,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan
-from vkmoe.server.errors import ApiError, api_error, unavailable
+from vkmoe.server.errors import api_error, unavailable, unknown_model
 from vkmoe.server.hosting.roster import bare_name
 from vkmoe.server.service import Service
 
 _LOOK_S = 0.25  # between two looks for models that nothing uses
+_FRESH_S = 1.0  # between two looks for models that come and go
 
 log = logging.getLogger("vkmoe")
+
+Makers = Mapping[str, Callable[[], "Hosted"]]  # of models, by their names
 
 
 @dataclass(eq=False)
@@ -35,11 +38,14 @@ class Hosted:
 
     service: Service
     has_room: Callable[[Sequence[MemoryPlan]], bool]  # beside others with these plans
-    keep_seconds: float = math.inf  # how long it stays loaded without a request
     n_users: int = 0  # requests that are being answered with it
     used_at: float = field(default_factory=time.monotonic)
+    keep_seconds: float = field(init=False)  # how long it stays loaded without a request
     is_leaving: bool = False  # it is unloaded as soon as nothing uses it
     released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.keep_seconds = self.usual_seconds
 
     @property
     def name(self) -> str:
@@ -49,7 +55,7 @@ class Hosted:
     @property
     def names(self) -> set[str]:
         """Return all names that clients know it by."""
-        return {self.name, *self.service.settings.aliases}
+        return {self.name, *self.service.aliases}
 
     def is_called(self, name: str) -> bool:
         """Say whether a name is this model's, with or without a tag."""
@@ -59,6 +65,12 @@ class Hosted:
     def is_there(self) -> bool:
         """Say whether it may be used at once."""
         return self.service.engine.state == "ready" and not self.is_leaving
+
+    @property
+    def usual_seconds(self) -> float:
+        """Return how long it stays loaded without a request, unless the last one set that."""
+        seconds = self.service.settings.sleep_idle_seconds
+        return seconds if seconds >= 0 else math.inf
 
     @property
     def seconds_left(self) -> float:
@@ -75,19 +87,20 @@ class Hosted:
 class Models:
     """Lends the models of a server to requests. All methods are called on the event loop."""
 
-    def __init__(self, hosted: Sequence[Hosted], most: int = 0) -> None:
-        """Lend these; the first is meant where a request names none.
+    def __init__(
+        self, hosted: Sequence[Hosted], most: int = 0, look: Callable[[], Makers] | None = None
+    ) -> None:
+        """Lend these. At most `most` are loaded together; 0: as many as have room.
 
-        At most `most` are loaded together; 0: as many as have room.
+        `look` says which models there are now, where they may come and go (`renew`).
         """
-        self.hosted, self._most = hosted, most
+        self.hosted, self._most, self._look = list(hosted), most, look
+        self._looked_at = time.monotonic()
         self._swaps = asyncio.Lock()  # its holder loads and unloads
+        self._swapping = set[asyncio.Task[None]]()  # so that none is collected before its end
         self._n_waiting = 0  # requests whose model is not there
         settings = hosted[0].service.settings
-        self._max_queue, idle = settings.max_queue, settings.sleep_idle_seconds
-        self._keep_seconds = idle if idle >= 0 else math.inf
-        for each in hosted:
-            each.keep_seconds = self._keep_seconds
+        self._max_queue = settings.max_queue
         self._patience = settings.timeout or None  # seconds to wait for a model
 
     @property
@@ -109,13 +122,28 @@ class Models:
         for each in self.hosted:
             if each.is_called(name):
                 return each
-        known = ", ".join(each.name for each in self.hosted)
-        raise ApiError(
-            404,
-            f"there is no model {name!r}: there is {known}",
-            code="model_not_found",
-            param="model",
-        )
+        raise unknown_model(name, (each.name for each in self.hosted))
+
+    async def renew(self) -> None:
+        """Take in models that appeared, and leave out those that vanished and sleep. Mutates.
+
+        It looks once a second at most. Where nothing is found all stay.
+        """
+        if self._look is None or time.monotonic() - self._looked_at < _FRESH_S:
+            return
+        self._looked_at = time.monotonic()
+        with suppress(VkmoeError):
+            there = await asyncio.to_thread(self._look)
+            known = {each.name for each in self.hosted}
+            new = [make() for name, make in there.items() if name not in known]
+            gone = [
+                x for x in self.hosted if x.name not in there and x.service.engine.state == "asleep"
+            ]
+            self.hosted = [*(x for x in self.hosted if x not in gone), *new]
+            for each in new:
+                each.service.engine.start()
+            for each in gone:
+                each.service.engine.end()
 
     async def use(self, request: Request, name: str | None) -> Service:
         """Lend a model until the request is answered; load it first if that has to be.
@@ -128,9 +156,9 @@ class Models:
         """
         hosted = self.found(name)
         if hosted.is_leaving or hosted.service.engine.must_be_waited_for:
-            await self._wait_for(hosted)
-        hosted.n_users, hosted.keep_seconds = hosted.n_users + 1, self._keep_seconds
-        request.state.lent.append(hosted)
+            await self._wait_for(hosted, request)
+        else:
+            _lend(hosted, request)
         return hosted.service
 
     def release(self, hosted: Hosted) -> None:
@@ -139,19 +167,21 @@ class Models:
         if not hosted.n_users:
             hosted.released.set()
 
-    async def _wait_for(self, hosted: Hosted) -> None:
+    async def _wait_for(self, hosted: Hosted, request: Request) -> None:
+        """Lend a model that is not there, once it is. Raises ApiError."""
         if self._n_waiting > self._max_queue:
             raise unavailable(
                 f"{self._n_waiting} requests wait for a model already; --max-queue allows no more",
                 code="queue_full",
             )
         self._n_waiting += 1
+        lent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        swap = asyncio.create_task(self._swap_in(hosted, request, lent))
+        self._swapping.add(swap)
+        swap.add_done_callback(self._swapping.discard)
         try:
             async with asyncio.timeout(self._patience):
-                while not hosted.is_there:
-                    swap = asyncio.ensure_future(self._swap_in(hosted))
-                    swap.add_done_callback(_looked_at)
-                    await asyncio.shield(swap)  # it ends whole, also where the client leaves
+                await lent
         except TimeoutError:
             raise unavailable(
                 f"{hosted.name} was not loaded in time: see --timeout", 30, code="timeout"
@@ -161,16 +191,30 @@ class Models:
         finally:
             self._n_waiting -= 1
 
-    async def _swap_in(self, hosted: Hosted) -> None:
+    async def _swap_in(self, hosted: Hosted, request: Request, lent: asyncio.Future[None]) -> None:
+        """Load a model and lend it, before another swap can unload it again.
+
+        It ends whole, also if the request gives up meanwhile; it does not begin if that gave up.
+        """
         async with self._swaps:
-            if not hosted.is_there:
-                await self._bring(hosted)
+            error: Exception | None = None
+            if not (hosted.is_there or lent.done()):
+                try:
+                    await self._bring(hosted)
+                except Exception as failure:
+                    error = failure
+            if lent.done():
+                return
+            if error is not None:
+                lent.set_exception(error)
+            else:
+                _lend(hosted, request)
+                lent.set_result(None)
 
     async def _bring(self, hosted: Hosted) -> None:
         """Load a model, after those were unloaded whose memory it needs. Raises VkmoeError."""
-        others = self._loaded(besides=hosted)
-        while others and not await self._fits(hosted, others):
-            await self._unload(others.pop(0))
+        while (others := self._loaded(besides=hosted)) and not await self._fits(hosted, others):
+            await self._unload(others[0])
         log.info("loading %s", hosted.name)
         await asyncio.wrap_future(hosted.service.engine.wake_up())
 
@@ -207,7 +251,7 @@ class Models:
             each.service.engine.start()
 
     async def rest(self) -> None:
-        """Unload models that nothing has used for some time. Runs until it is cancelled."""
+        """Unload models that were kept long enough. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             for each in self.hosted:
@@ -242,10 +286,10 @@ class Models:
         return all(each.service.engine.has_failed for each in self.hosted)
 
 
-def _looked_at(swap: asyncio.Task[None]) -> None:
-    """Take the error of a swap that nothing waits for any more, so that asyncio does not log it."""
-    if not swap.cancelled():
-        swap.exception()
+def _lend(hosted: Hosted, request: Request) -> None:
+    """Count a request as a user of a model until `Lending` takes that back. Mutates both."""
+    hosted.n_users, hosted.keep_seconds = hosted.n_users + 1, hosted.usual_seconds
+    request.state.lent.append(hosted)
 
 
 class Lending:

@@ -7,10 +7,12 @@ A request that was forwarded is not forwarded again.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from starlette.background import BackgroundTask
@@ -19,11 +21,15 @@ from starlette.responses import Response, StreamingResponse
 
 from vkmoe.server.errors import unavailable
 from vkmoe.server.hosting.roster import Peer, bare_name
+from vkmoe.server.replies import ClientGone, until_gone
 from vkmoe.server.transport.sse import event, json_bytes
 
 HOP = "X-Vkmoe-Forwarded"  # which a forwarded request has
 _FRESH_S = 10.0  # for which an answer to /v1/models is good
 _CONNECT_S = 5.0
+_ANSWER_S = 10.0  # for a whole answer to /v1/models
+_MOST_BYTES = 4 << 20  # of it
+_ODD = (ValueError, LookupError, TypeError, RecursionError)  # what an odd list of models raises
 _MOST_MODELS = 1 << 10  # of a peer
 # Headers of one connection (RFC 9110, section 7.6.1), and those that are made anew.
 _OWN = frozenset(
@@ -61,7 +67,7 @@ class Peers:
         """Find a server that has a model of this name; None: there is none that answers."""
         await self._ask()
         for peer, models in self._known.items():
-            names = [each for x in models for each in (x["id"], *x.get("aliases", ()))]
+            names = [each for x in models for each in (x["id"], *x["aliases"])]
             if bare_name(name) in map(bare_name, names):
                 return peer
         return None
@@ -77,41 +83,66 @@ class Peers:
 
     async def _models_of(self, peer: Peer) -> list[dict[str, Any]]:
         try:
-            async with self._client(peer, _CONNECT_S) as client:
-                answer = (await client.get(f"{peer.url}/v1/models")).raise_for_status().json()
-            models = answer["data"][:_MOST_MODELS]
-            return [each for each in models if isinstance(each["id"], str)]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            async with asyncio.timeout(_ANSWER_S), self._client(peer, _CONNECT_S) as client:
+                return await _listed(client, f"{peer.url}/v1/models")
+        except (httpx.HTTPError, TimeoutError, *_ODD) as error:
             log.warning(
                 "%s does not say what it has: %s", peer.url, str(error) or type(error).__name__
             )
             return []
 
     async def forward(self, request: Request, peer: Peer) -> Response:
-        """Have a server answer a request. Raises ApiError where it cannot be reached."""
+        """Have a server answer a request.
+
+        Raises ApiError where it cannot be reached, ClientGone for a client that left before.
+        """
         client = self._client(peer, self._timeout)
         kept = {k: v for k, v in request.headers.items() if k.lower() not in _OWN}
-        url = httpx.URL(f"{peer.url}{request.url.path}", query=request.url.query.encode())
+        path = quote(request.scope["path"])
+        url = httpx.URL(f"{peer.url}{path}", query=request.url.query.encode())
         asked = client.build_request(
             request.method, url, headers=kept, content=await request.body()
         )
         try:
-            answer = await client.send(asked, stream=True)
+            answer = await until_gone(request, client.send(asked, stream=True), ())
         except httpx.HTTPError as error:
             await client.aclose()
             self._asked_at = -_FRESH_S
-            reason = error or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise unavailable(
                 f"{peer.url}, which has this model, does not answer: {reason}"
             ) from None
+        except ClientGone:
+            await client.aclose()
+            raise
         headers = {k: v for k, v in answer.headers.items() if k.lower() not in _OWN}
         headers.pop("content-encoding", None)
+        body = _body(answer, peer)
         return StreamingResponse(
-            _body(answer, peer),
-            answer.status_code,
-            headers,
-            background=BackgroundTask(client.aclose),
+            body, answer.status_code, headers, background=BackgroundTask(client.aclose)
         )
+
+
+async def _listed(client: httpx.AsyncClient, url: str) -> list[dict[str, Any]]:
+    """Ask a server for its models, and leave out those that are no models.
+
+    Raises httpx.HTTPError for no answer, those of _ODD for an odd one.
+    """
+    body = bytearray()
+    async with client.stream("GET", url) as answer:
+        answer.raise_for_status()
+        async for part in answer.aiter_bytes():
+            body += part
+            if len(body) > _MOST_BYTES:
+                raise ValueError(f"its list has more than {_MOST_BYTES >> 20} MiB")
+    models = json.loads(body)["data"][:_MOST_MODELS]
+    found = [x for x in models if isinstance(x, dict) and isinstance(x.get("id"), str)]
+    return [{**x, "aliases": _texts(x.get("aliases"))} for x in found]
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts of a list, where there is one."""
+    return [x for x in value if isinstance(x, str)] if isinstance(value, list) else []
 
 
 async def _body(answer: httpx.Response, peer: Peer) -> AsyncIterator[bytes]:

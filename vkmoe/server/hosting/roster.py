@@ -13,14 +13,16 @@ The file has a table for each model, and may name other servers:
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from vkmoe.catalogue.caches import models_in
+from vkmoe.catalogue.caches import bare_stem, models_in
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import ModelFileError, UsageError
 
@@ -57,6 +59,7 @@ class Roster:
 
     models: tuple[Listed, ...]
     peers: tuple[Peer, ...] = ()
+    reread: Callable[[], Roster] | None = None  # of models that may come and go
 
 
 def bare_name(name: str) -> str:
@@ -70,10 +73,11 @@ def read_roster(path: Path, engine: EngineConfig, sampling: SamplingConfig) -> R
     Raises ModelFileError for a folder without models, UsageError for a file that is wrong.
     """
     if path.is_dir():
-        found = [Listed(each.stem, str(each), engine, sampling) for each in models_in(path)]
+        found = _of_folder(path)
         if not found:
             raise ModelFileError(f"{path} has no model", "name a folder with GGUF files")
-        return Roster(tuple(found))
+        models = tuple(Listed(name, str(file), engine, sampling) for name, file in found.items())
+        return Roster(models, reread=partial(read_roster, path, engine, sampling))
     given = _table(path)
     if unknown := sorted(given.keys() - {"models", "peers"}):
         raise _wrong(path, f"it has {unknown[0]!r}", "a file of models has models and peers")
@@ -84,10 +88,20 @@ def read_roster(path: Path, engine: EngineConfig, sampling: SamplingConfig) -> R
     peers = tuple(_peer(path, each) for each in _sequence(path, given, "peers"))
     if not models:
         raise _wrong(path, "it has no model", "write [models.NAME] and model = FILE below")
-    names = [name for each in models for name in (each.name, *each.aliases)]
+    names = [bare_name(name) for each in models for name in (each.name, *each.aliases)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise _wrong(path, f"two models are called {twice[0]!r}", "give each its own names")
     return Roster(models, peers)
+
+
+def _of_folder(folder: Path) -> dict[str, Path]:
+    """Find the models of a folder by their names; where two have one, the folders within tell."""
+    files = models_in(folder)
+    names = [bare_stem(file) for file in files]
+    return {
+        str(file.relative_to(folder).with_name(name)) if names.count(name) > 1 else name: file
+        for name, file in zip(names, files, strict=True)
+    }
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -135,7 +149,9 @@ def _listed(
             f"models.{name} has {unknown[0]!r}, which is no option",
             "options are those of `vkmoe serve --help`, with _ for -",
         )
-    beside = path.parent / model
+    beside = path.parent / os.path.expanduser(model)
+    if not beside.exists() and model.endswith(".gguf"):
+        raise _wrong(path, f"models.{name}: there is no file {beside}", "name it from that folder")
     return Listed(
         name,
         str(beside) if beside.exists() else model,
@@ -159,20 +175,35 @@ def _template(path: Path, name: str, table: Mapping[str, Any]) -> str | None:
     text, file = table.get("chat_template"), table.get("chat_template_file")
     if file is not None:
         try:
-            text = (path.parent / str(file)).read_text("utf-8")
+            text = (path.parent / os.path.expanduser(str(file))).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise _wrong(path, f"chat_template_file of models.{name}: {error}", "") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+            raise _wrong(
+                path,
+                f"chat_template_file of models.{name}, {file}, cannot be read: {reason}",
+                f"name a file with Jinja, seen from {path.parent}",
+            ) from error
     if text is not None and not isinstance(text, str):
-        raise _wrong(path, f"chat_template of models.{name} is no text", "")
+        raise _wrong(path, f"chat_template of models.{name} is no text", "write it as Jinja")
     return text
 
 
 def _peer(path: Path, given: Any) -> Peer:
     table = {"url": given} if isinstance(given, str) else given
-    url = table.get("url") if isinstance(table, dict) else None
-    key = table.get("api_key") if isinstance(table, dict) else None
-    if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https"):
+    if not isinstance(table, dict) or not _is_address(table.get("url")):
         raise _wrong(path, f"{given!r} is no server", 'write peers = ["http://HOST:PORT"]')
-    if key is not None and not isinstance(key, str):
-        raise _wrong(path, f"the api_key of {url} is no text", "")
+    url, key = table["url"], table.get("api_key")
+    if unknown := sorted(table.keys() - {"url", "api_key"}):
+        raise _wrong(path, f"the peer {url} has {unknown[0]!r}", "a peer has url and api_key")
+    if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable()):
+        raise _wrong(path, f"the api_key of {url} is none", 'write api_key = "KEY" in ASCII')
     return Peer(url.rstrip("/").removesuffix("/v1"), key)
+
+
+def _is_address(url: Any) -> bool:
+    """Say whether a value is a web address with a host, and a port if it has one."""
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -142,7 +142,7 @@ def _tagged(name: str) -> str:
 
 def _names(service: Service) -> list[str]:
     """List the names of a model."""
-    return [*dict.fromkeys(map(_tagged, (service.alias, *service.settings.aliases)))]
+    return [*dict.fromkeys(map(_tagged, (service.alias, *service.aliases)))]
 
 
 def _listed(service: Service) -> Iterator[Object]:
