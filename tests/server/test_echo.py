@@ -44,19 +44,33 @@ def test_the_token_that_begins_a_text_does_not_show(server: Served, likely: Any)
 def test_an_echo_has_the_likelihoods_of_the_prompt(server: Served, likely: Any) -> None:
     """All of them, also where the prompt was read before, as ids or as a text."""
     ids, right = likely
-    figures = choice(server, logprobs=5)["logprobs"]
-    assert figures == choice(server, logprobs=5, prompt=ids)["logprobs"]
+    figures = choice(server, logprobs=5, prompt=ids)["logprobs"]
     n = len(ids)
     assert len(figures["tokens"]) == n + 6
     assert figures["token_logprobs"][0] is None and figures["top_logprobs"][0] is None
     own = [right[i, token] for i, token in enumerate(ids[1:])]
     assert figures["token_logprobs"][1:n] == pytest.approx(own, abs=1e-4)
     for place, top in enumerate(figures["top_logprobs"][1:n]):
-        best = np.sort(right[place])[::-1][:5]
-        assert sorted(top.values(), reverse=True) == pytest.approx(best.tolist(), abs=1e-4)
+        best = {*np.argsort(right[place])[::-1][:5].tolist(), ids[place + 1]}
+        shares = sorted(right[place][list(best)], reverse=True)
+        assert sorted(top.values(), reverse=True) == pytest.approx(shares, abs=1e-4)
     assert figures["token_logprobs"][n:] == choice(server, echo=False, logprobs=5)["logprobs"][
         "token_logprobs"
     ], "the reply's are its own"  # fmt: skip
+
+
+def test_figures_are_those_of_the_tokens_that_a_text_has(server: Served, likely: Any) -> None:
+    """The token that the server puts before a text has none, unless the text spells it out."""
+    ids, _ = likely
+    given = choice(server, logprobs=5, prompt=ids)["logprobs"]
+    figures = choice(server, logprobs=5)["logprobs"]
+    assert figures == {name: each[1:] for name, each in given.items()}
+    assert len(figures["tokens"]) == len(ids) - 1 + 6 and None not in figures["token_logprobs"]
+    spelled = server.engine.llm.tokenizer.token_text(ids[0])
+    shown = choice(server, logprobs=5, prompt=spelled + PROMPT)
+    assert shown["logprobs"]["token_logprobs"] == given["token_logprobs"]
+    assert shown["logprobs"]["tokens"] == [spelled, *given["tokens"][1:]]
+    assert shown["logprobs"]["text_offset"][1] == len(spelled)
 
 
 def test_tokens_are_spelled_as_they_stand_in_the_text(server: Served) -> None:

@@ -60,7 +60,7 @@ async def complete(service: Service, request: HttpRequest) -> Response:
         more["constraint"] = await service.off_loop(constrain, is_long=True)
     requests = service.requests(llm, prompts, asked, **more)
     shown = zip(given, prompts, strict=True)
-    echoed = [_echo(llm, *each) if asked.echo else "" for each in shown]
+    echoed = [_echo(llm, *each) if asked.echo else _Echo() for each in shown]
     replies = service.begin(requests)
     answer = _Answer(service, llm, asked, replies, echoed)
     return await answered(request, answer, replies, bool(asked.stream))
@@ -82,13 +82,23 @@ async def _encoded(service: Service, llm: LLM, prompt: str | Tokens) -> Sequence
     return await service.encode(llm, prompt) if isinstance(prompt, str) else prompt
 
 
-def _echo(llm: LLM, given: str | Tokens, tokens: Sequence[int]) -> str:
-    """Return the text of a prompt, without the token that begins every text."""
-    if isinstance(given, str):
-        return given
+class _Echo(NamedTuple):
+    """Says how an answer shows a prompt."""
+
+    text: str = ""
+    n_added: int = 0  # first tokens that the text did not have: they are no part of the answer
+    n_silent: int = 0  # first tokens that were given as ids, but have no text
+
+
+def _echo(llm: LLM, given: str | Tokens, tokens: Sequence[int]) -> _Echo:
+    """Return how a prompt is shown: its text is without the token that begins every text."""
     begin = llm.tokenizer.added_first
-    is_begun = list(tokens[: len(begin)]) == begin
-    return llm.tokenizer.decode(tokens[len(begin) :] if is_begun else tokens)
+    n_begin = len(begin) if list(tokens[: len(begin)]) == begin else 0
+    if not isinstance(given, str):
+        return _Echo(llm.tokenizer.decode(tokens[n_begin:]), n_silent=n_begin)
+    spelled = "".join(map(llm.tokenizer.token_text, begin))
+    is_spelled = bool(spelled) and given.startswith(spelled)
+    return _Echo(given, n_added=0 if is_spelled else n_begin)
 
 
 class _Figures:
@@ -101,15 +111,19 @@ class _Figures:
         self._tokenizer, self._n_chars, self._after_special = tokenizer, 0, False
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def of_prompt(self, generation: Generation) -> dict[str, Any]:
-        """Return the figures of a prompt, of which nothing says how likely its first token is."""
-        prompt, begin = generation.tokens[: generation.n_prompt], self._tokenizer.added_first
+    def of_prompt(self, generation: Generation, echo: _Echo) -> dict[str, Any]:
+        """Return the figures of a prompt, of which nothing says how likely its first token is.
+
+        Tokens that the client did not send have none: one that counts the tokens of its text would
+        take each figure for that of the token before.
+        """
+        prompt = generation.tokens[: generation.n_prompt]
         self._after_special = True  # the text begins
-        hidden = len(begin) if prompt[: len(begin)] == begin else 0
         rows = zip(prompt, (None, *generation.prompt_logprobs), range(len(prompt)), strict=True)
         found = []
         for token, row, place in rows:
-            found.append(self._figure(token, row, place < hidden))
+            figure = self._figure(token, row, place < echo.n_added + echo.n_silent)
+            found += [figure] if place >= echo.n_added else []
             self._after_special = token in self._tokenizer.special_ids
         self._after_special = False  # a reply keeps its first blank
         return _columns(found)
@@ -122,7 +136,10 @@ class _Figures:
     def _figure(self, token: int, row: LogProbs | None, is_hidden: bool = False) -> _Figure:
         """Return those of the next token. Mutates."""
         place, text = self._n_chars, "" if is_hidden else self._spelled(token)
-        top = None if row is None else {self._spelled(i): p for i, p in row.likeliest}
+        top = None
+        if row is not None:
+            top = {self._spelled(i): p for i, p in row.likeliest}
+            top.setdefault(self._spelled(token), row.chosen)  # OpenAI adds it to the likeliest
         if not is_hidden:
             self._n_chars += len(self._decoder.decode(self._bytes(token)))
         return _Figure(text, None if row is None else row.chosen, top, place)
@@ -159,7 +176,7 @@ class _Answer(Choices):
         llm: LLM,
         asked: CompletionFields,
         replies: list[Reply],
-        echoed: list[str],
+        echoed: list[_Echo],
     ) -> None:
         super().__init__(service, llm, asked, replies, len(echoed))
         self._fields, self._echoed = asked, echoed
@@ -187,13 +204,16 @@ class _Answer(Choices):
         """Return a choice with more pieces of a reply; its prompt, if echoed, is in the first."""
         is_first = index not in self._begun
         self._begun.add(index)
-        echo = self._echoed[index // self._asked.n_replies] if is_first else ""
+        echo = self._echo_of(index).text if is_first else ""
         return {
             "index": index,
             "text": echo + "".join(piece.text for piece in pieces),
             "logprobs": self._logprobs(index, pieces, is_first),
             "finish_reason": None,
         }
+
+    def _echo_of(self, index: int) -> _Echo:
+        return self._echoed[index // self._asked.n_replies]
 
     def _logprobs(
         self, index: int, pieces: Sequence[Piece], is_first: bool
@@ -204,6 +224,6 @@ class _Answer(Choices):
         figures = self._figures[index]
         if not (is_first and self._fields.echo):
             return figures.of_reply(pieces)
-        prompt = figures.of_prompt(self._replies[index].generation)
+        prompt = figures.of_prompt(self._replies[index].generation, self._echo_of(index))
         reply = figures.of_reply(pieces)
         return {name: [*before, *reply[name]] for name, before in prompt.items()}
