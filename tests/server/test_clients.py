@@ -219,6 +219,17 @@ def test_responses_have_texts_calls_and_events(client: openai.OpenAI) -> None:
         client.responses.create(model="demo", input="x", previous_response_id="resp_1")
 
 
+def test_a_response_says_its_form_again(client: openai.OpenAI) -> None:
+    """Clients with types of their own cannot read one without its name and schema."""
+    form: Any = {"type": "json_schema", "name": "w", "schema": WEATHER, "strict": True}
+    common: Any = {"model": "demo", "input": "How is the weather?", "max_output_tokens": 300}
+    done = client.responses.create(**common, text={"format": form})
+    assert done.text and done.text.format and done.text.format.to_dict() == form
+    assert is_asked(done.output_text)
+    plain = client.responses.create(**{**common, "max_output_tokens": 1}).text
+    assert plain and plain.format and plain.format.to_dict() == {"type": "text"}
+
+
 def test_an_item_that_is_cut_off_is_incomplete(client: openai.OpenAI) -> None:
     """Clients run calls that are completed."""
     common: Any = {"model": "demo", "input": "How is the weather?", "temperature": 0}
@@ -257,6 +268,15 @@ def test_anthropic_own_client_is_served(claude: anthropic.Anthropic) -> None:
     stop = block.text[3:6]
     stopped = claude.messages.create(**common, system="Be brief.", stop_sequences=[stop])
     assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == stop
+
+
+def test_anthropic_own_client_lists_models(claude: anthropic.Anthropic, calling: Served) -> None:
+    listed = claude.models.list()
+    (model,) = listed
+    assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
+    assert model.created_at.timestamp() == calling.service.started
+    assert claude.models.retrieve("demo") == model
+    assert (listed.has_more, listed.first_id, listed.last_id) == (False, "demo", "demo")
 
 
 def test_anthropic_tools_are_called(claude: anthropic.Anthropic) -> None:
@@ -303,6 +323,9 @@ def test_errors_are_those_that_clients_know(calling: Served, client: openai.Open
             tools=[tool],
             tool_choice={"type": "tool", "name": "other"},
         )
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\.0\.type .* runs no tools"):
+        search: Any = {"type": "web_search_20250305", "name": "web_search"}
+        claude.messages.create(model="demo", max_tokens=5, messages=ASK, tools=[search])
     with serving(api_keys=("right",)) as locked:
         address = f"{locked.address}/v1"
         wrong = openai.OpenAI(base_url=address, api_key="wrong", max_retries=0)

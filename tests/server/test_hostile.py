@@ -42,7 +42,8 @@ SOUND: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "a", "max_output_tokens": 2, "instructions": "b", "text": {}}
     | {"reasoning": {}, "tools": [], "tool_choice": "auto", "metadata": {}, "stream": False},
     "/v1/messages/count_tokens": {"messages": ASK, "system": "b", "tools": []},
-    "/tokenize": {"content": "a", "add_special": True, "parse_special": True, "with_pieces": True},
+    "/tokenize": {"content": "a", "add_special": True, "parse_special": True, "with_pieces": True}
+    | {"add_special_tokens": True},
     "/detokenize": {"tokens": [1]},
     "/apply-template": {"messages": ASK, "chat_template_kwargs": {}},
 }

@@ -199,6 +199,17 @@ def test_a_call_that_was_cut_does_not_show(calling: Served, n_tokens: int) -> No
     assert done.done_reason == "length"
 
 
+def test_a_reply_goes_on_with_the_last_of_several_answers(calling: Served) -> None:
+    """Agents of LangChain send several: they ask again where an answer had no call."""
+    said: Any = [{"role": "assistant", "content": text} for text in ("Sunny.", "In Rome")]
+    with client_of(calling) as client:
+        answer = client.chat("demo", [*ASK, *said], options=SHORT)
+    prompt = f"user: {ASK[0]['content']}assistant: Sunny.assistant: In Rome"
+    tokens = calling.post("/tokenize", {"content": prompt}).json()["tokens"]
+    assert answer.prompt_eval_count == len(tokens)
+    assert answer.message.content == completion(calling, tokens)
+
+
 def test_replies_keep_to_a_form(client: ollama.Client) -> None:
     options = {"num_predict": 200, "seed": 1}
     chat = client.chat("demo", HI, format=WEATHER, options=options)

@@ -253,7 +253,10 @@ def test_a_reply_has_the_form_that_was_asked_for(server: Served, client: OpenAI)
 def test_tokens_and_templates_are_the_models(server: Served) -> None:
     text = "def f(x):\n    return 'é'"
     ids = server.post("/tokenize", {"content": text}).json()["tokens"]
-    assert server.post("/detokenize", {"tokens": ids}).json() == {"content": text}
+    assert server.post("/detokenize", {"tokens": ids}).json() == {
+        "content": text,
+        "prompt": text,
+    }
     pieces = server.post("/tokenize", {"content": text, "with_pieces": True}).json()["tokens"]
     assert [piece["id"] for piece in pieces] == ids
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
@@ -265,6 +268,23 @@ def test_tokens_and_templates_are_the_models(server: Served) -> None:
     assert props["bos_token"] == props["eos_token"] == "<|endoftext|>"
     assert props["model_path"] == "demo.gguf" and not props["modalities"]["vision"]
     assert props["total_slots"] == 2 and "message.content" in props["chat_template"]
+
+
+def test_a_client_needs_no_tokenizer_of_its_own(server: Served) -> None:
+    """The server's answers in vLLM's form, for which lm-eval asks."""
+    found = server.client.get("/tokenizer_info").json()
+    template = server.client.get("/props").json()["chat_template"]
+    assert found["eos_token"] == found["bos_token"] == "<|endoftext|>"
+    assert found["chat_template"] == template and found["model_max_length"] == 256
+    assert found["tokenizer_class"] == "gpt2"
+    own = server.post("/tokenize", {"content": "def f(x):"}).json()["tokens"]
+    answer = {"tokens": [0, *own], "count": len(own) + 1, "max_model_len": 256}
+    assert server.post("/tokenize", {"prompt": "def f(x):"}).json() == answer
+    bare = {"prompt": "def f(x):", "add_special_tokens": False}
+    assert server.post("/tokenize", bare).json()["tokens"] == own
+    assert server.post("/tokenize", {"prompt": ""}).json()["tokens"] == [0]
+    for wrong in ({}, {"prompt": "a", "content": "a"}, {"prompt": 3}):
+        assert server.post("/tokenize", wrong).status_code == 400
 
 
 def test_counts_are_written_for_prometheus(server: Served) -> None:

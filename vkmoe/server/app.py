@@ -84,6 +84,7 @@ ANSWERS: tuple[tuple[str, str, Answer], ...] = (
     ("POST", "/embedding", embed_natively),
     ("POST", "/tokenize", facts.tokenize),
     ("POST", "/detokenize", facts.detokenize),
+    ("GET", "/tokenizer_info", facts.tokenizer_info),
     ("POST", "/apply-template", facts.apply_template),
     ("GET", "/experts", show_experts),
     ("PATCH", "/experts", change_experts),
@@ -123,7 +124,7 @@ log = logging.getLogger("vkmoe")
 # Answers for which a model that sleeps is not woken.
 _AT_REST: tuple[Answer, ...] = (
     *(facts.health, facts.models, facts.one_model, facts.props, facts.slots, facts.metrics),
-    *(facts.lora_adapters, show_document),
+    *(facts.tokenizer_info, facts.lora_adapters, show_document),
     *(ollama_models.tags, ollama_models.running, ollama_models.version),
 )
 

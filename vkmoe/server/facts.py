@@ -36,6 +36,7 @@ class ModelFacts:
     template: str  # "" where it cannot be used, as a request that needs it will say
     bos_token: str
     eos_token: str
+    tokenizer: str  # tokenizer.ggml.model, such as gpt2
     meta: dict[str, Any]  # of /v1/models
     file_type: str  # such as Q4_K_M
     written_at: float  # when its file was; seconds since 1970, 0 where that is gone
@@ -67,6 +68,7 @@ class ModelFacts:
             template,
             _token(llm.tokenizer, llm.tokenizer.bos_id),
             _token(llm.tokenizer, llm.tokenizer.eos_id),
+            str(llm.engine.model.file.metadata.get("tokenizer.ggml.model")),
             meta,
             file_type(llm.engine.model.file),
             _written_at(llm.engine.model.file),

@@ -111,6 +111,7 @@ _OF_MESSAGES = {
     "tools.allowed_callers": Refused(_NO_TOOLS_HERE, ("direct",)),
     "tools.defer_loading": Refused("every tool is shown to the model", (False,)),
     "tools.input_examples": Refused("put them into the description"),
+    "tools.type": Refused(_NO_TOOLS_HERE, ("custom",)),
 }
 REFUSED: Mapping[Api, Mapping[str, Refused]] = {
     "chat": {
@@ -225,7 +226,6 @@ NO_EFFECT: Mapping[Api, Set[str]] = {
         *_OPENAI,
         "access_programs",  # for bills
         "max_tool_calls",  # limits tools that the server runs, which are none
-        *(f"text.format.{name}" for name in _SCHEMA),
     },
     "messages": _ANTHROPIC,
     "count_tokens": {*_ANTHROPIC, "model"},  # there is one

@@ -168,8 +168,9 @@ SAID = [{"role": "user", "content": [{"type": "text", "text": LONG}]}]
         ("/v1/messages", {"messages": SAID, "max_tokens": 1}),
         ("/v1/messages/count_tokens", {"messages": SAID}),
         ("/tokenize", {"content": LONG}),
+        ("/tokenize", {"prompt": LONG}),
     ],
-    ids=map(str, range(7)),
+    ids=map(str, range(8)),
 )
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     server: Served, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -259,13 +260,6 @@ HOSTILE = [
     b'{"prompt": [99999999999999999999]}',
     b'{"prompt": [1.5]}',
     b'{"prompt": [true]}',
-    b'{"prompt": "a", "stop": [1]}',
-    b'{"prompt": "a", "seed": "x"}',
-    b'{"prompt": "a", "seed": 99999999999999999999999}',
-    b'{"prompt": "a", "logit_bias": {"x": true}}',
-    b'{"prompt": "a", "logit_bias": [["x", 1, 2]]}',
-    b'{"prompt": "a", "logit_bias": {"4294967296": 1}}',
-    b'{"prompt": "a", "logit_bias": {"1": 1000}}',
     b'{"messages": "hello"}',
     b'{"messages": [1, 2]}',
     b'{"messages": [{"role": "user"}], "modalities": ' + b"[" * 900 + b"]" * 900 + b"}",
@@ -277,11 +271,20 @@ HOSTILE = [
     b'{"tokens": [1e30]}',
     b'{"tokens": "ab"}',
 ]
+HOSTILE_TO_REPLIES = [  # a text to be cut into tokens has none of these fields
+    b'{"prompt": "a", "stop": [1]}',
+    b'{"prompt": "a", "seed": "x"}',
+    b'{"prompt": "a", "seed": 99999999999999999999999}',
+    b'{"prompt": "a", "logit_bias": {"x": true}}',
+    b'{"prompt": "a", "logit_bias": [["x", 1, 2]]}',
+    b'{"prompt": "a", "logit_bias": {"4294967296": 1}}',
+    b'{"prompt": "a", "logit_bias": {"1": 1000}}',
+]
 
 
 @pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize", "/detokenize", "/apply-template"])
 def test_hostile_bodies_are_one_clear_error_each(server: Served, path: str) -> None:
-    for body in HOSTILE:
+    for body in HOSTILE + (HOSTILE_TO_REPLIES if path != "/tokenize" else []):
         error_of(server.client.post(path, content=body), 400)
 
 

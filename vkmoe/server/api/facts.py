@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Self
 
+from pydantic import model_validator
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -17,6 +19,7 @@ from vkmoe.server.api.shapes import (
     PromptShape,
     SlotShape,
     TextShape,
+    TokenizerShape,
     TokensShape,
 )
 from vkmoe.server.errors import ApiError, unknown_model
@@ -29,10 +32,18 @@ from vkmoe.server.transport.sse import json_answer
 
 
 class _Text(Body):
-    content: str
+    content: str | None = None
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+    prompt: str | None = None  # vLLM's name for it
+    add_special_tokens: bool = True  # to a `prompt`
+
+    @model_validator(mode="after")
+    def _one_text(self) -> Self:
+        if (self.content is None) == (self.prompt is None):
+            raise ValueError("either content or prompt is needed")
+        return self
 
 
 class _Tokens(Body):
@@ -61,13 +72,16 @@ def known_facts(service: Service) -> ModelFacts | None:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    """Describe a model; one that was never loaded has no figures."""
+    """Describe a model, for clients of OpenAI and of Anthropic; one never loaded has no figures."""
     state, known = service.engine.state, known_facts(service)
     return {
         "id": service.alias,
         "object": "model",
         "created": service.started,
         "owned_by": "vkmoe",
+        "type": "model",
+        "display_name": service.alias,
+        "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(),
         "aliases": service.aliases,
         "tags": service.settings.all_tags,
         "status": {"value": {"ready": "loaded", "asleep": "unloaded"}.get(state, state)},
@@ -83,7 +97,9 @@ async def models(service: Service, request: HttpRequest) -> Response:
     if state.peers and HOP not in request.headers:
         own = {each["id"] for each in found}
         found += [each for each in await state.peers.models() if each["id"] not in own]
-    return json_answer({"object": "list", "data": found})
+    ids = [each["id"] for each in found]
+    page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}  # as Anthropic's API does
+    return json_answer({"object": "list", "data": found, **page})
 
 
 @described(ModelShape, statuses=(404, 503))
@@ -98,32 +114,50 @@ async def one_model(service: Service, request: HttpRequest) -> Response:
 
 @described(TokensShape, body=_Text)
 async def tokenize(service: Service, request: HttpRequest) -> Response:
-    """Turn a text into token ids."""
+    """Turn a text into token ids, of `content` as llama-server does, of `prompt` as vLLM does."""
     asked, llm = await read_body(request, _Text), service.engine.llm
-    tokenizer = llm.tokenizer
-    service.check_length(llm, asked.content)
+    tokenizer, is_prompt = llm.tokenizer, asked.content is None
+    text = asked.content or asked.prompt or ""
+    service.check_length(llm, text)
+    add_special = asked.add_special_tokens if is_prompt else asked.add_special
 
     def tokens() -> list[int] | list[dict[str, Any]]:
-        ids = tokenizer.encode(asked.content, asked.add_special, asked.parse_special)
+        ids = tokenizer.encode(text, add_special, asked.parse_special)
         if not asked.with_pieces:
             return ids
         pieces = [tokenizer.token_bytes(each, after_special=False) for each in ids]
         texts = [piece.decode("utf-8", "replace") for piece in pieces]
         return [{"id": i, "piece": text} for i, text in zip(ids, texts, strict=True)]
 
-    is_long = len(asked.content) > LONG_TEXT
-    return json_answer({"tokens": await service.off_loop(tokens, is_long)})
+    found = await service.off_loop(tokens, len(text) > LONG_TEXT)
+    more = {"count": len(found), "max_model_len": llm.engine.ctx_size} if is_prompt else {}
+    return json_answer({"tokens": found, **more})
 
 
 @described(TextShape, body=_Tokens)
 async def detokenize(service: Service, request: HttpRequest) -> Response:
-    """Turn token ids into a text."""
+    """Turn token ids into a text: `content` is llama-server's name for it, `prompt` vLLM's."""
     asked, tokenizer = await read_body(request, _Tokens), service.engine.llm.tokenizer
     if bad := [each for each in asked.tokens if not 0 <= each < tokenizer.n_vocab]:
         raise ApiError(400, f"token id {bad[0]} is not one of {tokenizer.n_vocab}", param="tokens")
     is_long = len(asked.tokens) > LONG_TEXT
     text = await service.off_loop(lambda: tokenizer.decode(asked.tokens), is_long)
-    return json_answer({"content": text})
+    return json_answer({"content": text, "prompt": text})
+
+
+@described(TokenizerShape)
+async def tokenizer_info(service: Service, request: HttpRequest) -> Response:
+    """Describe the tokenizer, as vLLM does."""
+    found = await service.off_loop(service.learn_facts)
+    return json_answer(
+        {
+            "tokenizer_class": found.tokenizer,
+            "bos_token": found.bos_token or None,
+            "eos_token": found.eos_token or None,
+            "chat_template": found.template or None,
+            "model_max_length": found.ctx_size,
+        }
+    )
 
 
 @described(PromptShape, body=ChatFields)

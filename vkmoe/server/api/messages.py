@@ -29,7 +29,6 @@ class _Message(Body):
 
 
 class _Tool(Body):
-    type: Literal["custom"] | None = None  # others are run by Anthropic, or known to its models
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None

@@ -25,6 +25,10 @@ from vkmoe.server.transport.sse import COMMENT, answered, event
 class _Format(Body):
     type: Literal["text", "json_object", "json_schema"]
     form: dict[str, Any] | None = Field(default=None, alias="schema")
+    # Only the answer has these again: a schema always holds.
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class _TextFields(Body):
@@ -171,7 +175,7 @@ class _Answer:
             "store": False,
             "temperature": sampling.temp,
             "top_p": sampling.top_p,
-            "text": {"format": {"type": form.type if form else "text"}},
+            "text": {"format": _given(form) if form else {"type": "text"}},
             "tools": [tool for tool in asked.tools or [] if tool.get("type") == "function"],
             "tool_choice": _plain(asked.tool_choice),
             "truncation": "disabled",
@@ -268,6 +272,10 @@ def _part(block: Block) -> dict[str, Any]:
     if block.kind == "thought":
         return {"type": "reasoning_text", "text": block.text}
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+def _given(form: _Format) -> dict[str, Any]:
+    return form.model_dump(by_alias=True, exclude_none=True)
 
 
 def _plain(choice: str | _Named | None) -> Any:

@@ -44,6 +44,9 @@ class ModelShape(TypedDict):
     object: Literal["model"]
     created: int  # seconds since 1970
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     aliases: list[str]
     tags: list[str]
     status: Object
@@ -55,6 +58,9 @@ class ModelsShape(TypedDict):
 
     object: Literal["list"]
     data: list[ModelShape]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class _Piece(TypedDict):
@@ -63,15 +69,28 @@ class _Piece(TypedDict):
 
 
 class TokensShape(TypedDict):
-    """Holds the tokens of a text."""
+    """Holds the tokens of a text, with the figures that vLLM adds to those of a `prompt`."""
 
     tokens: list[int] | list[_Piece]
+    count: NotRequired[int]
+    max_model_len: NotRequired[int]
 
 
 class TextShape(TypedDict):
-    """Holds the text of tokens."""
+    """Holds the text of tokens, under llama-server's name and under vLLM's."""
 
     content: str
+    prompt: str
+
+
+class TokenizerShape(TypedDict):
+    """Describes a tokenizer, in vLLM's form."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    model_max_length: int
 
 
 class PromptShape(TypedDict):

@@ -159,7 +159,7 @@ class ChatFields(Asked):
             self.names,
             checked_tools(self.tools or ()),
             form=self.form,
-            continues=prefills and goes_on(messages),
+            continues=prefills and goes_on(messages[-1:]),  # whatever comes before, as in Ollama
         )
 
 
