@@ -24,6 +24,7 @@ from vkmoe import AsyncLLM, ChatEnd, Content, ToolCallArguments
 from vkmoe.batch import RunResult, TokenBatch
 from vkmoe.errors import DeviceLostError, ModelFileError, PromptError, UsageError, VkmoeError
 from vkmoe.llm import LLM
+from vkmoe.llm.engine_thread import EngineThread
 
 PROMPTS = ["def f(", "import ", "class A:", "x = ["]
 OPTIONS: Any = {"max_tokens": 24, "seed": 1, "ignore_eos": True}
@@ -320,6 +321,72 @@ def test_loading_that_is_cancelled_ends_the_thread() -> None:
         await llm.close()
 
     run_async(main())
+
+
+def test_a_call_of_load_that_is_cancelled_disturbs_no_other() -> None:
+    """Where none is left, the loading ends; the next call begins anew."""
+
+    async def main() -> None:
+        llm = AsyncLLM(ctx_size=64)
+
+        async def cancelled() -> None:
+            task = asyncio.ensure_future(llm.load())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+
+        await cancelled()
+        with pytest.raises(UsageError, match="is not loaded"):
+            await llm.generate("a")
+        await asyncio.gather(llm.load(), cancelled())
+        await cancelled()
+        assert (await llm.generate("a", max_tokens=2)).finish_reason == "length"
+        await llm.close()
+
+    run_async(main())
+
+
+def test_an_error_of_progress_ends_the_loading_and_is_raised() -> None:
+    calls: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        calls.append(done)
+        raise ValueError("of the program")
+
+    async def main() -> None:
+        llm = AsyncLLM(ctx_size=64, progress=progress)
+        for n_calls in (1, 2):
+            with pytest.raises(ValueError, match="of the program"):
+                await llm.load()
+            assert len(calls) == n_calls
+        loading = asyncio.ensure_future(llm.load())
+        await asyncio.sleep(0)
+        await llm.close()
+        with pytest.raises(UsageError, match=r"^the model is closed$"):
+            await loading
+        assert llm._engine is not None and llm._engine.state == "ended"
+
+    run_async(main())
+
+
+def test_a_lost_device_is_told_to_every_call_that_waits() -> None:
+    """Though one of them was cancelled."""
+    engine = EngineThread(lambda: LLM(ctx_size=64), None, restarts=0, prepares_forms=False)
+    engine.start()
+    engine.first.result(60)
+    goes_on = threading.Event()
+
+    def lose(llm: LLM) -> None:
+        goes_on.wait(60)
+        raise DeviceLostError("the device was lost", "")
+
+    calls = [engine.between(lose), *(engine.between(lambda _: None) for _ in range(2))]
+    calls[1].cancel()
+    goes_on.set()
+    engine.join()
+    assert [str(each.exception()) for each in (calls[0], calls[2])] == ["the device was lost"] * 2
+    assert isinstance(engine.error, DeviceLostError)
 
 
 def test_a_lost_device_ends_replies_and_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ class AsyncLLM:
 
     Calls that are made while others wait run together with them, as many as `parallel` allows, and
     each reply is the one of a call made alone. Where a task is cancelled, its reply ends at the
-    next step of the model. Methods, options, results and errors are those of `LLM`, which alone
-    computes `logits` and `perplexity`.
+    next step of the model. Its methods take, return and raise what those of `LLM` with their names
+    do; only `progress` while a prompt is read is not among their options.
     """
 
     def __init__(
@@ -75,36 +75,63 @@ class AsyncLLM:
         self._config = with_options(EngineConfig, config, options)
         self._model, self._template, self._progress = model, chat_template, progress
         self._engine: EngineThread | None = None
+        self._n_loading = 0  # calls of `load` that wait
+        self._faults: list[Exception] = []  # what `progress` raised
         self._is_closed = False
 
     async def load(self) -> None:
-        """Load the model; does nothing where that was done. Raises what `LLM` raises."""
+        """Load the model; does nothing where that was done. Raises what `LLM` raises.
+
+        Where it failed, or every task that waited for it was cancelled, it may be called again.
+        """
         if self._is_closed:
             raise model_closed()
-        if self._engine is None:
-            self._engine = self._started(asyncio.get_running_loop())
+        loop, is_there = asyncio.get_running_loop(), asyncio.Event()
+        if self._engine is None or self._engine.gave_up:
+            self._engine = self._started(loop, self._engine)
             weakref.finalize(self, self._engine.end)
-        is_there = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self._engine.first.add_done_callback(lambda _: _call_soon(loop, is_there.set))
+        engine, faults = self._engine, self._faults
+        engine.first.add_done_callback(lambda _: _call_soon(loop, is_there.set))
+        self._n_loading += 1
         try:
             await is_there.wait()
-            self._engine.first.result()
-        except BaseException:
-            self._engine.end()
-            raise
+        finally:
+            self._n_loading -= 1
+            if not (self._n_loading or engine.first.done()):
+                engine.end()
+        if self._is_closed:
+            raise model_closed()
+        if faults:
+            raise faults[0]
+        engine.first.result()
 
-    def _started(self, loop: asyncio.AbstractEventLoop) -> EngineThread:
-        """Begin to load the model, by a function that does not keep this object alive."""
+    def _started(
+        self, loop: asyncio.AbstractEventLoop, before: EngineThread | None
+    ) -> EngineThread:
+        """Begin to load the model, by functions that do not keep this object alive.
+
+        The thread `before`, which gave up, ends first: both would take memory.
+        """
         model, config, template = self._model, self._config, self._template
-        progress = self._progress
+        progress, faults = self._progress, list[Exception]()
+        self._faults = faults
+
+        def tell(done: int, total: int) -> None:
+            if progress is None or faults:
+                return
+            try:
+                progress(done, total)
+            except Exception as error:
+                faults.append(error)
+                engine.end()
 
         def loaded(done: int, total: int) -> None:
             engine.loaded(done, total)
-            if progress is not None:
-                _call_soon(loop, progress, done, total)
+            _call_soon(loop, tell, done, total)
 
         def load() -> LLM:
+            if before is not None:
+                before.join()
             return LLM(model, config, chat_template=template, progress=loaded)
 
         engine = EngineThread(load, max_queue=None, restarts=0, prepares_forms=False)
@@ -147,9 +174,10 @@ class AsyncLLM:
         """Return the model. Raises UsageError before it is loaded, and once it is closed."""
         if self._is_closed:
             raise model_closed()
-        if self._engine is None or self._engine.state == "loading":
+        engine = self._engine
+        if engine is None or engine.state == "loading" or engine.gave_up:
             raise UsageError("the model is not loaded", "use `async with`, or await `load` first")
-        return self._engine.llm
+        return engine.llm
 
     @property
     def spec(self) -> ModelSpec:

@@ -96,6 +96,12 @@ class EngineThread:
         return self.state == "failed" and not self._thread.is_alive()
 
     @property
+    def gave_up(self) -> bool:
+        """Say whether it ends, or the model could not be loaded at all."""
+        first = self.first
+        return self._is_ending or (first.done() and first.exception() is not None)
+
+    @property
     def must_be_waited_for(self) -> bool:
         """Say whether the model sleeps, or is being loaded after it slept."""
         return self.state == "asleep" or (self.state == "loading" and self._may_fail)
@@ -349,11 +355,10 @@ class EngineThread:
         with self._changed:
             waking, self._waking = self._waking, []
             dozing, self._dozing = self._dozing, []
-        _settle([*waking, self.first], reason)
+            calls = [future for _, future in self._calls]
+            self._calls.clear()
+        _settle([*waking, self.first, *calls], reason)
         _settle(dozing, None)
-        while self._calls:
-            _, future = self._calls.popleft()
-            future.set_exception(reason)
         for generation in tuple(self._listeners):
             generation.end("interrupt", reason)
             self._tell(generation)
