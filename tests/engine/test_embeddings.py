@@ -13,9 +13,12 @@ from tests.engine.caches import rounding
 from tests.engine.tiny import expected, lengthened, mixed_model, model_path, rewrite, with_metadata
 from tests.samples import sampled
 from tools.make_fixtures import WITH_STATES
+from vkmoe.batch import TokenBatch
 from vkmoe.choices import Pooling
 from vkmoe.errors import PromptError, UnsupportedModelError, UsageError
+from vkmoe.generate.loop import Generation
 from vkmoe.llm import LLM
+from vkmoe.llm.embeddings import embedding_of, embedding_request
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -117,6 +120,25 @@ def test_a_reply_goes_on_as_if_nothing_were_embedded_beside_it(draft: str) -> No
             if len(found) in (1, 7):
                 np.testing.assert_array_equal(llm.embed(tokens[5:], pooling="mean"), alone)
         assert found == wanted
+
+
+def test_an_interrupt_of_one_call_is_told_to_those_of_its_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(batch: TokenBatch) -> None:
+        raise KeyboardInterrupt
+
+    with LLM(TINY, ctx_size=32, parallel=2) as llm:
+        other = Generation(embedding_request(llm, [5, 6], "mean"), llm.tokenizer, 32)
+        llm.scheduler.submit(other)
+        with monkeypatch.context() as patched:
+            patched.setattr(llm.engine, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.embed([7, 8])
+        assert other.is_done and other.error is None
+        with pytest.raises(UsageError, match="interrupted"):
+            embedding_of(other, normalize=True)
+        assert llm.embed([7, 8]).shape == (llm.spec.width,)
 
 
 def test_a_file_says_how_to_pool(tmp_path: Path) -> None:

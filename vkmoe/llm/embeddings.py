@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.choices import Pooling
-from vkmoe.errors import UnsupportedModelError
+from vkmoe.errors import UnsupportedModelError, UsageError
 from vkmoe.generate.checks import check_choice
 from vkmoe.generate.loop import Generation, Request
 from vkmoe.generate.pooling import EUCLIDEAN, NO_NORM, normalized
@@ -59,6 +59,11 @@ def embedding_request(llm: LLM, text: Any, pooling: Pooling) -> Request:
 
 
 def embedding_of(generation: Generation, normalize: bool) -> NDArray[np.float32]:
-    """Return what came of such a request. Must hold: it ended without an error."""
+    """Return what came of such a request. Must hold: it ended without an error.
+
+    Raises UsageError where it did not come to its end, as Ctrl-C ends all texts of a batch.
+    """
     assert generation.pool is not None
+    if not generation.pool.is_whole:
+        raise UsageError("the text was interrupted", "call again")
     return normalized(generation.pool.embedding, EUCLIDEAN if normalize else NO_NORM)
