@@ -377,6 +377,28 @@ def test_embeddings_are_those_of_other_apis(server: Served, client: ollama.Clien
     length = sum(x * x for x in one) ** 0.5
     assert length != pytest.approx(1) and [x / length for x in one] == pytest.approx(same[0])
     assert client.embed("demo", []).embeddings == [] == client.embeddings("demo", "").embedding
+    assert client.embed("demo", "").embeddings == []
+
+
+def test_texts_to_embed_are_cut_where_they_do_not_fit(
+    server: Served, client: ollama.Client
+) -> None:
+    """Unless that is not wanted; what of them fits counts, however long they are."""
+    llm = server.engine.llm
+    tokens = llm.tokenize("word " * 900)[: llm.engine.ctx_size]
+    data = server.post("/v1/embeddings", {"input": [tokens, "short"]}).json()
+    wanted = [each["embedding"] for each in data["data"]]
+    for text in ("word " * 900, "word " * 400_000):
+        found = client.embed("demo", [text, "short"])
+        assert found.embeddings == wanted
+        assert found.prompt_eval_count == data["usage"]["total_tokens"]
+    with pytest.raises(ollama.ResponseError, match="context holds 256") as refused:
+        client.embed("demo", "word " * 900, truncate=False)
+    assert refused.value.status_code == 400
+    with pytest.MonkeyPatch.context() as patch:  # as a model that wants a token behind every text
+        patch.setattr(llm.tokenizer, "added_last", [END])
+        cut = server.post("/v1/embeddings", {"input": [[*tokens[:-1], END]]}).json()
+        assert client.embed("demo", "word " * 900).embeddings == [cut["data"][0]["embedding"]]
 
 
 def test_models_of_all_servers_are_listed_and_loaded_by_their_tags() -> None:

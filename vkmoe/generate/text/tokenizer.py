@@ -25,8 +25,8 @@ class Tokenizer:
     """Turns text into token ids and back, by BPE of bytes or characters, or SentencePiece.
 
     `bos_id`, `eos_id`, `eot_id` are None where the model has no such token; `end_ids` are all
-    tokens that end a generation; `control_ids` never show in generated text; `added_first` is what
-    the model wants before every text, BOS or nothing.
+    tokens that end a generation; `control_ids` never show in generated text; `added_first` and
+    `added_last` are what the model wants around every text, BOS and EOS or nothing.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -40,7 +40,7 @@ class Tokenizer:
         self.special_ids = vocabulary.control | vocabulary.user_defined
         shown = {tokens[i] for i in vocabulary.user_defined}
         self.has_channels = {"<|channel|>", "<|message|>"} <= shown  # see reply.py
-        self.added_first, self._added_last = vocabulary.added_first, vocabulary.added_last
+        self.added_first, self.added_last = vocabulary.added_first, vocabulary.added_last
         self.gaps = vocabulary.gaps
         self._unused_ids = vocabulary.unused
         self._swallowing = vocabulary.swallow_blanks
@@ -75,8 +75,8 @@ class Tokenizer:
             after_special = isinstance(part, int)
         if add_special and ids[:1] != self.added_first:
             ids = self.added_first + ids
-        if add_special and ids[-1:] != self._added_last:
-            ids = ids + self._added_last
+        if add_special and ids[-1:] != self.added_last:
+            ids = ids + self.added_last
         return ids
 
     def least_tokens(self, text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from vkmoe.server.errors import ApiError
 from vkmoe.server.fields import Body, Many, read_body
 from vkmoe.server.openapi import described
 from vkmoe.server.replies import Reply, until_gone
-from vkmoe.server.service import Service
+from vkmoe.server.service import LONG_TEXT, Service
 from vkmoe.server.transport.sse import json_answer
 
 Floats = NDArray[np.float32]
@@ -102,18 +103,25 @@ async def _answer_natively(
 ) -> Response:
     file = llm.engine.model.file
     pooling = await service.off_loop(lambda: service.settings.pooling or pooling_of(file))
-    found = await _embedded(service, request, llm, asked, pooling)
+    texts = await _encoded(service, llm, asked)
+    found = await _embedded(service, request, llm, asked, texts, pooling)
     answer = [{"index": i, "embedding": np.atleast_2d(x)} for i, x in enumerate(found.vectors)]
     return await service.off_loop(lambda: json_answer(_listed(answer)), is_long=True)
 
 
-async def embedded(service: Service, request: HttpRequest, asked: EmbeddingFields) -> Embedded:
-    """Compute one vector for each text of a request. Raises ApiError, and ClientGone."""
+async def embedded(
+    service: Service, request: HttpRequest, asked: EmbeddingFields, cuts: bool = False
+) -> Embedded:
+    """Compute one vector for each text of a request. Raises ApiError, and ClientGone.
+
+    With `cuts`, of texts that do not fit only the beginning counts.
+    """
     llm = service.engine.llm
     pooling = await service.off_loop(lambda: chosen_pooling(llm, service.settings.pooling))
     if pooling == "none":
         raise ApiError(400, "pooling 'none' has no vector for a text: use /embeddings")
-    return await _embedded(service, request, llm, asked, pooling)
+    texts = await _encoded(service, llm, asked, cuts)
+    return await _embedded(service, request, llm, asked, texts, pooling)
 
 
 async def embeddings_of(
@@ -153,10 +161,14 @@ async def _begun(service: Service, request: Request, is_first: bool) -> Reply:
 
 
 async def _embedded(
-    service: Service, request: HttpRequest, llm: LLM, asked: EmbeddingFields, pooling: Pooling
+    service: Service,
+    request: HttpRequest,
+    llm: LLM,
+    asked: EmbeddingFields,
+    texts: Sequence[Sequence[int]],
+    pooling: Pooling,
 ) -> Embedded:
-    """Compute what a request asks for. Raises ApiError, and ClientGone."""
-    texts = await _encoded(service, llm, asked)
+    """Compute what a request asks for of its texts. Raises ApiError, and ClientGone."""
     width, order = llm.spec.width, asked.embd_normalize
     if asked.dimensions is not None and asked.dimensions > width:
         raise ApiError(400, f"embeddings have {width} dimensions", param="dimensions")
@@ -172,20 +184,38 @@ async def _embedded(
     return Embedded(vectors, sum(map(len, texts)))
 
 
-async def _encoded(service: Service, llm: LLM, asked: EmbeddingFields) -> list[Sequence[int]]:
-    """Return the tokens of each text. Raises ApiError."""
+async def _encoded(
+    service: Service, llm: LLM, asked: EmbeddingFields, cuts: bool = False
+) -> list[Sequence[int]]:
+    """Return the tokens of each text; with `cuts`, as many as fit. Raises ApiError."""
     param = "content" if asked.input is None else "input"
     given = getattr(asked, param)
     if given is None:
         raise ApiError(400, "input or content must be given", param="input")
     listed = [_joined(each) for each in given] if isinstance(given, list) else _joined(given)
-    found = []
+    found: list[Sequence[int]] = []
     for each in prompts_of(listed, MOST_TEXTS, param):
         text = each.prompt_string if isinstance(each, TextBesideMedia) else each
         if not text:
             raise ApiError(400, "the input is empty", param=param)
-        found.append(await encoded(service, llm, each))
+        if cuts and isinstance(text, str):
+            begin = partial(_beginning, llm, text)
+            found.append(await service.off_loop(begin, is_long=len(text) > LONG_TEXT))
+        else:
+            found.append(await encoded(service, llm, each))
     return found
+
+
+def _beginning(llm: LLM, text: str) -> list[int]:
+    """Return the tokens of a text: of one that does not fit the first, and what ends every text.
+
+    What can fit in no case is not encoded.
+    """
+    tokenizer, most = llm.tokenizer, llm.engine.ctx_size
+    while tokenizer.least_tokens(half := text[: len(text) // 2]) > most:
+        text = half
+    tokens, last = tokenizer.encode(text), tokenizer.added_last
+    return tokens if len(tokens) <= most else [*tokens[: most - len(last)], *last]
 
 
 def _joined(given: Any) -> Any:

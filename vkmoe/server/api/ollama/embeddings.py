@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
@@ -26,7 +26,8 @@ class _Fields(KeptBody):
 
 
 class _EmbedFields(_Fields):
-    input: str | Many[str]
+    input: str | Many[str] | None = None  # none: load the model
+    truncate: bool | None = None  # texts that do not fit are cut, unless this is false
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -40,9 +41,10 @@ async def embed_texts(service: Service, request: HttpRequest) -> Response:
     asked = await read_body(request, _EmbedFields)
     asked.keep_model(request)
     began, loaded = request.state.began, time.perf_counter()
-    texts: Any = asked.input
-    given = EmbeddingFields(input=texts, dimensions=asked.dimensions, embd_normalize=_LENGTH)
-    found = await embedded(service, request, given) if texts != [] else Embedded([], 0)
+    found = Embedded([], 0)
+    if texts := cast(Any, asked.input):
+        given = EmbeddingFields(input=texts, dimensions=asked.dimensions, embd_normalize=_LENGTH)
+        found = await embedded(service, request, given, cuts=asked.truncate is not False)
     return json_answer(
         {
             "model": asked.model,
