@@ -110,6 +110,20 @@ def test_a_header_that_lies_is_refused(saved: Path, changes: dict[str, int], wor
         tracemalloc.stop()
 
 
+def test_a_file_with_holes_takes_no_memory(saved: Path) -> None:
+    """It may say that it has more tokens than memory holds, and be as long as that without them."""
+    n_tokens = 1 << 23
+    saved.write_bytes(with_head(saved.read_bytes(), n_tokens=n_tokens, n_bytes=0)[:N_HEAD])
+    os.truncate(saved, N_HEAD + 4 * n_tokens + 2 * 4)
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateFileError, match=f"has {n_tokens} tokens"):
+            Scheduler(FakeModel(1)).restore(0, saved)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_tokens_that_the_model_does_not_have_are_refused(saved: Path) -> None:
     data = bytearray(saved.read_bytes())
     for token in (N_VOCAB, -1):

@@ -135,6 +135,9 @@ def _read_head(runner: BatchRunner, stream: BinaryIO, size: int, path: Path) -> 
     n_before = len(begin) + 4 * (n_tokens + n_stops) + _SUM.size
     if size != n_before + n_bytes + _SUM.size or n_stops > MOST_STOPS:
         _refuse(path, "is damaged: its size is not what it says")
+    if not 0 < n_tokens <= runner.ctx_size:  # first: a file with holes may be large for nothing
+        _refuse(path, f"has {n_tokens} tokens; a context has 1 to {runner.ctx_size}",
+                "raise --ctx-size")  # fmt: skip
     rest = stream.read(4 * (n_tokens + n_stops))
     if stream.read(_SUM.size) != _SUM.pack(crc32(rest, crc32(begin))):
         _refuse(path, "is damaged: the checksum of its header differs")
@@ -147,9 +150,6 @@ def _read_head(runner: BatchRunner, stream: BinaryIO, size: int, path: Path) -> 
         )
     numbers = np.frombuffer(rest, "<i4")
     tokens, stops = numbers[:n_tokens], tuple(numbers[n_tokens:].tolist())
-    if not 0 < n_tokens <= runner.ctx_size:
-        _refuse(path, f"has {n_tokens} tokens; a context has 1 to {runner.ctx_size}",
-                "raise --ctx-size")  # fmt: skip
     sound = tokens.min() >= 0 and tokens.max() < runner.n_vocab and n_prompt_rows <= n_tokens
     form = TextForm(n_tokens, stops)
     if not sound or runner.text_bytes(form) != n_bytes:
