@@ -23,7 +23,7 @@ from vkmoe.experts.store.slots import POISON, SlotManager
 from vkmoe.experts.store.tier import HostPool
 from vkmoe.experts.store.tracker import ExpertTracker
 from vkmoe.gpu.arena import Arena, Placement
-from vkmoe.gpu.device import Device, Intent, translate_errors
+from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
 from vkmoe.kernels.prompt_experts.operations import N_HALVES, BroughtPlaces
 from vkmoe.models.weights import ModelWeights, with_slots
@@ -143,11 +143,9 @@ class ExpertMemory(Closing):
         if not self._checks or not self._brought:
             return
         (run,) = self._decision.plan.layout("brought experts").runs
-        recorder = self._device.native.recorder()
-        for place in self._brought:
-            recorder.fill(place.buffer, place.offset, run.span_bytes, POISON)
-        with translate_errors("clearing the places of brought experts"):
-            self._device.native.submit(recorder.finish()).wait()
+        with self._device.recorded("clearing the places of brought experts") as recorder:
+            for place in self._brought:
+                recorder.fill(place.buffer, place.offset, run.span_bytes, POISON)
 
     def _uploads(self, loaded: LoadedWeights) -> Uploader:
         uploads: Uploader = Uploads(self._device)

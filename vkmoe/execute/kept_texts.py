@@ -13,7 +13,7 @@ from vkmoe.closing import Closing
 from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.execute.region_rows import Piece, RegionRows, blocks_of
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.device import Device
 from vkmoe.interrupts import at_checkpoints
 from vkmoe.placement.memory import host_budget
 
@@ -183,12 +183,10 @@ class KeptTexts(Closing):
         """Copy pieces of a region to a text's blocks, or `back`."""
         n_bytes = len(text.blocks) * self.block_bytes
         blocks = blocks_of(pieces, n_bytes, self.block_bytes)
-        with translate_errors("copying rows between the KV cache and host memory"):
-            recorder = self._device.native.recorder()
+        with self._device.recorded("copying rows to host memory, or back") as recorder:
             for block, (_, parts) in zip(text.blocks, blocks, strict=True):
                 for offset, (buffer, first, n) in parts:
                     if back:
                         recorder.copy(block, offset, buffer, first, n)
                     else:
                         recorder.copy(buffer, first, block, offset, n)
-            self._device.native.submit(recorder.finish()).wait()

@@ -178,11 +178,10 @@ class RegionRows(Closing):
         pieces, n_bytes = self.pieces(region, form), self.n_bytes(form)
         with _Staging(self._device, n_bytes) as staging:
             for size, parts in blocks_of(pieces, n_bytes, FILE_BLOCK):
-                with translate_errors("copying rows out of the KV cache"):
-                    recorder = self._device.native.recorder()
+                with self._device.recorded("copying rows out of the KV cache") as recorder:
                     for offset, (buffer, first, n) in parts:
                         recorder.copy(buffer, first, staging.buffer, offset, n)
-                    self._device.native.submit(recorder.finish()).wait()
+                with translate_errors("reading rows of the KV cache"):
                     staging.buffer.invalidate(0, size)
                 write(staging.view[:size])
 
@@ -197,12 +196,10 @@ class RegionRows(Closing):
             try:
                 for size, parts in blocks_of(pieces, n_bytes, FILE_BLOCK):
                     read(staging.view[:size])
-                    with translate_errors("copying rows into the KV cache"):
+                    with self._device.recorded("copying rows into the KV cache") as recorder:
                         staging.buffer.flush(0, size)
-                        recorder = self._device.native.recorder()
                         for offset, (buffer, first, n) in parts:
                             recorder.copy(staging.buffer, offset, buffer, first, n)
-                        self._device.native.submit(recorder.finish()).wait()
             except BaseException:
                 self._copies.forget(region, 0)
                 raise

@@ -304,6 +304,14 @@ class Device(Closing):
             command.subgroup_size,
         )
 
+    @contextmanager
+    def recorded(self, doing: str) -> Iterator[_native.Recorder]:
+        """Record commands, run them, and wait. Raises GpuErrors, which name what it was `doing`."""
+        with translate_errors(doing):
+            recorder = self.native.recorder()
+            yield recorder
+            self.native.submit(recorder.finish()).wait()
+
     def _not_allocated(self, what: str, refused: list[tuple[int, _native.VulkanError]]) -> GpuError:
         """Make the error when every memory type was refused; running out counts before the rest."""
         full = [item for item in refused if item[1].result in OUT_OF_MEMORY]

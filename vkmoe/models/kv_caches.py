@@ -25,7 +25,7 @@ from vkmoe.facts import (
     RopeSpec,
 )
 from vkmoe.gpu.arena import Arena, lay_out_spans
-from vkmoe.gpu.device import Device, translate_errors
+from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.models.kept import Kept, copied_bytes, holds_all, state_bytes
 from vkmoe.models.layers.rope import rope_table
@@ -223,11 +223,9 @@ class KvCaches(Closing):
 
         Must hold: no submit is in flight.
         """
-        with translate_errors("copying a part of the KV cache"):
-            recorder = self._device.native.recorder()
+        with self._device.recorded("copying a part of the KV cache") as recorder:
             for held in self._layers:
                 held.record_copy(recorder, held, source, target, n_positions)
-            self._device.native.submit(recorder.finish()).wait()
 
     @property
     def saved_bytes(self) -> int:
@@ -239,21 +237,19 @@ class KvCaches(Closing):
 
         Raises DeviceLostError. Must hold: no submit is in flight.
         """
-        with translate_errors("copying recurrent states"):
-            recorder, end = self._device.native.recorder(), 0
+        end = 0
+        with self._device.recorded("copying recurrent states") as recorder:
             for span in self.state_spans(region, position):
                 recorder.copy(span.buffer, span.offset, target, end, span.n_bytes)
                 end += span.n_bytes
-            self._device.native.submit(recorder.finish()).wait()
 
     def restore_state(self, region: int, position: int, source: Buffer) -> None:
         """Copy what `save_state` copied at a position back, into any region, as that does."""
-        with translate_errors("copying recurrent states"):
-            recorder, end = self._device.native.recorder(), 0
+        end = 0
+        with self._device.recorded("copying recurrent states") as recorder:
             for span in self.state_spans(region, position):
                 recorder.copy(source, end, span.buffer, span.offset, span.n_bytes)
                 end += span.n_bytes
-            self._device.native.submit(recorder.finish()).wait()
 
     def state_spans(self, region: int, position: int) -> Iterator[Span]:
         """Yield where a region has what holds before a position alone."""
@@ -321,13 +317,12 @@ class _LayerCaches(Closing):
         sizes = [n_bytes * n_regions for n_bytes in layer.state_bytes]
         layout = lay_out_spans(device.info, sizes)
         self._arena = Arena(device, "device", "KV cache", layout)
-        with ExitStack() as failing, translate_errors("clearing the KV cache"):
+        with ExitStack() as failing:
             failing.callback(self.close)
             self._places = [self._arena.place(n_bytes) for n_bytes in sizes]
-            recorder = device.native.recorder()
-            for place, n_bytes in zip(self._places, sizes, strict=True):
-                recorder.fill(place.buffer, place.offset, n_bytes, 0)
-            device.native.submit(recorder.finish()).wait()
+            with device.recorded("clearing the KV cache") as recorder:
+                for place, n_bytes in zip(self._places, sizes, strict=True):
+                    recorder.fill(place.buffer, place.offset, n_bytes, 0)
             failing.pop_all()
         self.addresses = tuple(place.address for place in self._places)
         self.n_bytes = self._arena.n_bytes
@@ -335,12 +330,11 @@ class _LayerCaches(Closing):
     def moved(self, n_positions: int, filled: Sequence[int]) -> _LayerCaches:
         """Make caches with so many positions that hold the first `filled` of each region."""
         other = _LayerCaches(self._device, self.kernels.of_context(n_positions), len(filled))
-        with ExitStack() as failing, translate_errors("moving the KV cache"):
+        with ExitStack() as failing:
             failing.callback(other.close)
-            recorder = self._device.native.recorder()
-            for region, n_filled in enumerate(filled):
-                other.record_copy(recorder, self, region, region, n_filled)
-            self._device.native.submit(recorder.finish()).wait()
+            with self._device.recorded("moving the KV cache") as recorder:
+                for region, n_filled in enumerate(filled):
+                    other.record_copy(recorder, self, region, region, n_filled)
             failing.pop_all()
         return other
 

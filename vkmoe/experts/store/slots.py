@@ -21,7 +21,7 @@ from vkmoe.experts.decide.locations import FREE, NO_SLOT, Locations, Move
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.store.table import NOWHERE, ExpertTable
 from vkmoe.gpu.arena import Arena, Placement, lay_out_slots
-from vkmoe.gpu.device import Device, Intent, translate_errors
+from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
 
 POISON = 0xFFFFFFFF  # NaN in every weight type: a read too early or too late cannot stay unseen
@@ -111,12 +111,10 @@ class SlotManager(Closing):
         """Copy what is in slots to others of their pools, and wait. Raises GpuErrors."""
         if not sources:
             return
-        with translate_errors("moving experts to other slots"):
-            recorder = self._device.native.recorder()
+        with self._device.recorded("moving experts to other slots") as recorder:
             for source, target in zip(sources, targets, strict=True):
                 a, b, n_bytes = source.memory, target.memory, self._pools[source.pool].slot_bytes
                 recorder.copy(a.buffer, a.offset, b.buffer, b.offset, n_bytes)
-            self._device.native.submit(recorder.finish()).wait()
 
     def last_chunks(self) -> Iterator[Keys]:
         """Yield the numbers of slots that can be freed together, of the most memory first."""
@@ -194,12 +192,10 @@ class SlotManager(Closing):
         slots, pattern = list(slots), POISON if self._poison else 0
         if not slots:
             return
-        with translate_errors("clearing the expert slots"):
-            recorder = self._device.native.recorder()
+        with self._device.recorded("clearing the expert slots") as recorder:
             for slot in slots:
                 n_bytes = self._pools[slot.pool].slot_bytes
                 recorder.fill(slot.memory.buffer, slot.memory.offset, n_bytes, pattern)
-            self._device.native.submit(recorder.finish()).wait()
 
 
 class Landings:
