@@ -13,7 +13,6 @@ import ast
 from collections.abc import Iterator
 from dataclasses import fields
 from inspect import cleandoc, getdoc, getsourcefile
-from itertools import chain
 from pathlib import Path
 
 from vkmoe import AsyncLLM, choices, errors
@@ -117,13 +116,9 @@ def decorators(node: Function) -> set[str]:
 
 
 def methods(kind: type) -> Iterator[str]:
-    """Write a class's methods in order: all signatures of one, then its docstring.
-
-    A class of vkmoe/llm that it is made of gives it its methods, too.
-    """
+    """Write a class's methods in order: all signatures of one, then its docstring."""
     overloads: list[str] = []
-    bases = [each for each in kind.__mro__[1:] if each.__module__.startswith("vkmoe.llm.")]
-    for node in chain.from_iterable(node_of(each).body for each in (kind, *bases)):
+    for node in node_of(kind).body:
         if not isinstance(node, Function):
             continue
         name = f"{kind.__name__}.{node.name}"

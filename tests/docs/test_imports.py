@@ -29,7 +29,7 @@ LAYERS = (
     ("placement",),
     ("catalogue", "execute", "generate"),
     ("engine",),
-    ("mode_trial", "saved_states", "view"),
+    ("mode_trial", "view"),
     ("llm", "selftest"),
     ("bench", "server"),
     ("cli",),

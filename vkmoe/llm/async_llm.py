@@ -11,7 +11,7 @@ import logging
 import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -25,12 +25,12 @@ from vkmoe.experts.records.report import ExpertReport
 from vkmoe.facts import DeviceInfo, MemoryPlan, ModelSpec
 from vkmoe.generate.checks import check_kind, check_path, check_prompts
 from vkmoe.generate.constraint import Constraints
-from vkmoe.generate.loop import Piece, Request
+from vkmoe.generate.loop import Generation, Piece, Request
 from vkmoe.generate.regions.state_files import StateCounts
 from vkmoe.llm.chats import ChatCall, chat_call
 from vkmoe.llm.embeddings import chosen_pooling, embedding_of, embedding_request
 from vkmoe.llm.engine_thread import EngineThread
-from vkmoe.llm.following import FollowedReply, together
+from vkmoe.llm.following import FollowedReply, call_soon, together
 from vkmoe.llm.llm import LLM
 from vkmoe.llm.messages import Messages
 from vkmoe.llm.options import ChatOptions, RequestOptions, TemplateOptions
@@ -91,7 +91,7 @@ class AsyncLLM:
             self._engine = self._started(loop, self._engine)
             weakref.finalize(self, self._engine.end)
         engine, faults = self._engine, self._faults
-        engine.first.add_done_callback(lambda _: _call_soon(loop, is_there.set))
+        engine.first.add_done_callback(lambda _: call_soon(loop, is_there.set))
         self._n_loading += 1
         try:
             await is_there.wait()
@@ -127,7 +127,7 @@ class AsyncLLM:
 
         def loaded(done: int, total: int) -> None:
             engine.loaded(done, total)
-            _call_soon(loop, tell, done, total)
+            call_soon(loop, tell, done, total)
 
         def load() -> LLM:
             if before is not None:
@@ -268,11 +268,9 @@ class AsyncLLM:
     ) -> ChatResult:
         """Reply to a conversation, by the model's chat template."""
         call = await self._off_loop(lambda llm: chat_call(llm, messages, sampling, options))
-        async with aclosing(self._chat_events(call, streams=False)) as events:
-            async for event in events:
-                if isinstance(event, ChatEnd):
-                    return event.result
-        raise AssertionError("a chat has no end")
+        *_, end = [event async for event in self._chat_events(call, streams=False)]
+        assert isinstance(end, ChatEnd)
+        return end.result
 
     async def chat_stream(
         self,
@@ -360,21 +358,20 @@ class AsyncLLM:
         return FollowedReply(self._engine, request)
 
     async def _result(self, request: Request) -> GenerationResult:
-        reply, pieces = self._begun(request), list[Piece]()
         load_seconds = self._llm.load_seconds
-        async with aclosing(reply.news()) as news:
-            async for each in news:
-                pieces += each.pieces
-        _check_whole(reply)
-        return result_of(reply.generation, pieces, load_seconds)
+        generation, pieces = await self._whole(request)
+        return result_of(generation, pieces, load_seconds)
 
     async def _embedding(self, request: Request, normalize: bool) -> NDArray[np.float32]:
+        generation, _ = await self._whole(request)
+        return embedding_of(generation, normalize)
+
+    async def _whole(self, request: Request) -> tuple[Generation, list[Piece]]:
+        """Wait for a reply; return it with all its pieces."""
         reply = self._begun(request)
-        async with aclosing(reply.news()) as news:
-            async for _ in news:
-                pass
+        pieces = [piece async for news in reply.news() for piece in news.pieces]
         _check_whole(reply)
-        return embedding_of(reply.generation, normalize)
+        return reply.generation, pieces
 
     async def _chat_events(self, call: ChatCall, streams: bool) -> AsyncGenerator[ChatEvent, None]:
         reply = self._begun(call.request)
@@ -387,14 +384,6 @@ class AsyncLLM:
         for event in reader.finish():
             yield event
         yield ChatEnd(reader.result(load_seconds))
-
-
-def _call_soon(
-    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any
-) -> None:
-    """Call a function on an event loop, from any thread; not at all where that is closed."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, *args)
 
 
 def _check_whole(reply: FollowedReply) -> None:

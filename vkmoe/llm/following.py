@@ -6,8 +6,9 @@ The engine's thread writes, the event loop reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
@@ -31,12 +32,8 @@ class FollowedReply:
         """Let it begin, on the event loop. Raises UnavailableError where it cannot."""
         self._engine, self._changed = engine, asyncio.Event()
         self._loop = loop = asyncio.get_running_loop()
-
-        def on_news() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nothing waits there
-                loop.call_soon_threadsafe(self._changed.set)
-
-        self.generation: Generation = engine.submit(request, on_news)
+        set_changed = partial(call_soon, loop, self._changed.set)
+        self.generation: Generation = engine.submit(request, set_changed)
 
     async def news(self, patience: float | None = None) -> AsyncGenerator[News, None]:
         """Yield what is new until the reply has ended; after `patience` seconds without any, that.
@@ -76,6 +73,14 @@ class FollowedReply:
     def statistics(self) -> GenerationStatistics:
         """Return what it took until now, or until it ended."""
         return self.generation.statistics(load_seconds=0.0)
+
+
+def call_soon(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object
+) -> None:
+    """Call a function on an event loop, from any thread; not at all where that is closed."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *args)
 
 
 async def together(work: Sequence[Awaitable[Result]]) -> list[Result]:

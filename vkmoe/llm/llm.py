@@ -6,6 +6,7 @@ Owns the engine, the tokenizer and the scheduler of replies. Options are the fie
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -40,6 +41,7 @@ from vkmoe.generate.checks import (
 from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.loop import Generation, GenerationStatistics, Piece, Request
 from vkmoe.generate.perplexity import Estimate, Windows, estimates, run_tokens
+from vkmoe.generate.regions.state_files import StateCounts
 from vkmoe.generate.runner import BatchRunner
 from vkmoe.generate.scheduler import Scheduler
 from vkmoe.llm.chats import ChatCall, ChatReader, chat_call, template_text
@@ -61,7 +63,6 @@ from vkmoe.llm.requests import (
     with_options,
 )
 from vkmoe.llm.results import ChatEnd, ChatEvent, ChatResult, GenerationResult, result_of
-from vkmoe.llm.saved_states import SavedStates
 from vkmoe.llm.turns import News, Turns
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
@@ -69,7 +70,7 @@ from vkmoe.models.ahead_file import with_ahead
 from vkmoe.weights.placer import Progress
 
 
-class LLM(Closing, SavedStates):
+class LLM(Closing):
     """Runs a language model on a Vulkan device.
 
         with LLM("model.gguf") as llm:
@@ -309,10 +310,9 @@ class LLM(Closing, SavedStates):
         where the reply is to have a form or must be a call.
         """
         call = chat_call(self, messages, sampling, options)
-        for event in self._chat_events(call, streams=False):
-            if isinstance(event, ChatEnd):
-                return event.result
-        raise AssertionError("a chat has no end")
+        *_, end = self._chat_events(call, streams=False)
+        assert isinstance(end, ChatEnd)
+        return end.result
 
     def chat_stream(
         self,
@@ -337,6 +337,29 @@ class LLM(Closing, SavedStates):
         with self._turns.taken() as scheduler:
             scheduler.regions.forget()
             scheduler.regions.kept.forget()
+
+    def save_state(self, path: str | os.PathLike[str], region: int = 0) -> StateCounts:
+        """Write the state of the conversation that was generated last to a file.
+
+        `region` says which one of `parallel` conversations it is. A file that was saved before is
+        replaced. Returns how many tokens and bytes were written. Raises StateFileError where there
+        is no conversation, or the file cannot be written; UsageError while a reply is under way.
+        """
+        given = _checked_path(path, region)
+        with self._turns.taken() as scheduler:
+            return scheduler.save(region, given)
+
+    def restore_state(self, path: str | os.PathLike[str], region: int = 0) -> StateCounts:
+        """Read a conversation's state from a file, so that prompts go on from there.
+
+        The next prompt that begins with its tokens computes only what comes behind them. Its bits
+        are those that another device computed, if the file is from there. Returns how many tokens
+        and bytes were read. Raises StateFileError where the file cannot be read, is damaged, or was
+        saved with another model or other types of KV caches; UsageError while a reply is under way.
+        """
+        given = _checked_path(path, region)
+        with self._turns.taken() as scheduler:
+            return scheduler.restore(region, given)
 
     # ----- embeddings -----
 
@@ -370,8 +393,8 @@ class LLM(Closing, SavedStates):
         requests = [embedding_request(self, text, chosen) for text in given]
         found = dict[int, NDArray[np.float32]]()
         with closing(self._run(requests)) as news:
-            for index, generation, _, are_last in news:
-                if are_last and generation.error is None:
+            for index, generation, _, is_whole in news:
+                if is_whole:
                     found[index] = embedding_of(generation, normalize)
         embeddings = [found[index] for index in range(len(requests))]
         return embeddings if given is texts else embeddings[0]
@@ -478,24 +501,26 @@ class LLM(Closing, SavedStates):
             for prompt in prompts
         ]
 
-    def _watched(
-        self, request: Request, progress: Callable[[int, int], None] | None
-    ) -> Generator[News, None, None]:
-        """Generate a reply, with `progress` called while its prompt is read."""
-        with closing(self._run([request])) as news:
-            for each in news:
-                generation = each.generation
-                if progress is not None:
-                    progress(generation.n_read, generation.n_prompt)
-                    progress = None if generation.n_read == generation.n_prompt else progress
-                yield each
-
     def _pieces(
         self, request: Request, progress: Callable[[int, int], None] | None
     ) -> Iterator[Piece]:
-        with closing(self._watched(request, progress)) as news:
+        with closing(self._run([request], progress)) as news:
             for each in news:
                 yield from each.pieces
+
+    def _pieces_of_all(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
+        with closing(self._run(requests)) as news:
+            for each in news:
+                for piece in each.pieces:
+                    yield each.number, piece
+
+    def _results(self, requests: Sequence[Request]) -> Iterator[tuple[int, GenerationResult]]:
+        replies: list[list[Piece]] = [[] for _ in requests]
+        with closing(self._run(requests)) as news:
+            for index, generation, pieces, is_whole in news:
+                replies[index] += pieces
+                if is_whole:
+                    yield index, result_of(generation, replies[index], self.load_seconds)
 
     def _chat_events(
         self,
@@ -504,35 +529,40 @@ class LLM(Closing, SavedStates):
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[ChatEvent]:
         reader: ChatReader | None = None
-        with closing(self._watched(call.request, progress)) as news:
-            for _, generation, pieces, are_last in news:
+        with closing(self._run([call.request], progress)) as news:
+            for _, generation, pieces, is_whole in news:
                 reader = reader or call.reader(generation, streams)
                 yield from reader.feed(pieces)
-                if are_last and generation.error is None:
+                if is_whole:
                     yield from reader.finish()
                     yield ChatEnd(reader.result(self.load_seconds))
 
-    def _pieces_of_all(self, requests: Sequence[Request]) -> Iterator[tuple[int, Piece]]:
-        with closing(self._run(requests)) as news:
-            for index, _, pieces, _ in news:
-                for piece in pieces:
-                    yield index, piece
+    def _run(
+        self,
+        requests: Sequence[Request],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Generator[News, None, None]:
+        """Generate all replies; yield what is new of each. Raises the first error of any.
 
-    def _results(self, requests: Sequence[Request]) -> Iterator[tuple[int, GenerationResult]]:
-        replies: list[list[Piece]] = [[] for _ in requests]
-        with closing(self._run(requests)) as news:
-            for index, generation, pieces, are_last in news:
-                replies[index] += pieces
-                if are_last and generation.error is None:
-                    yield index, result_of(generation, replies[index], self.load_seconds)
-
-    def _run(self, requests: Sequence[Request]) -> Generator[News, None, None]:
-        """Generate all replies; yield what is new of each. Raises the first error of any."""
+        `progress` is called while prompts are read.
+        """
         ctx_size = self.engine.ctx_size
         generations = [Generation(request, self.tokenizer, ctx_size) for request in requests]
         try:
             with closing(self._turns.run(generations)) as news:
-                yield from news
+                for each in news:
+                    if progress is not None:
+                        progress(each.generation.n_read, each.generation.n_prompt)
+                        if each.generation.n_read == each.generation.n_prompt:
+                            progress = None
+                    yield each
         finally:
             if generations:
                 self.last_statistics = generations[-1].statistics(self.load_seconds)
+
+
+def _checked_path(path: str | os.PathLike[str], region: int) -> Path:
+    """Check the arguments of files with states, and return the path. Raises UsageError."""
+    check_kind("region", region, int, "give the number of a region, from 0 on")
+    check_kind("path", path, str | os.PathLike, "give the name of a file")
+    return Path(path)

@@ -26,7 +26,7 @@ class News(NamedTuple):
     number: int  # of its prompt
     generation: Generation
     pieces: list[Piece]
-    are_last: bool
+    is_whole: bool  # nothing comes behind them, and no error
 
 
 class Turns:
@@ -92,7 +92,8 @@ class Turns:
                     is_done = generation.is_done  # first: another call may end it at any time
                     if is_done:
                         del running[index]
-                    yield News(index, generation, generation.take_pieces(), is_done)
+                    is_whole = is_done and generation.error is None
+                    yield News(index, generation, generation.take_pieces(), is_whole)
                     if generation.error is not None:
                         raise generation.error
         finally:
