@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 from tests.generate.fake_model import FakeModel
+from tests.generate.test_scheduler import FailingModel, begin, finish
 from vkmoe.batch import RunResult, TokenBatch, TopLogits
 from vkmoe.errors import PromptError, UsageError, VkmoeError
+from vkmoe.generate.loop import Request
 from vkmoe.generate.perplexity import Windows, estimates, run_tokens
 from vkmoe.generate.regions.regions import Regions
+from vkmoe.generate.scheduler import Scheduler
+from vkmoe.generate.text.tokenizer import Tokenizer
 
 TEXT = [random.Random(4).randrange(256) for _ in range(150)]
 
@@ -144,3 +148,16 @@ def test_a_region_must_be_free() -> None:
     regions.take([])
     with pytest.raises(UsageError, match="under way"):
         next(run_tokens(model, regions, [1], 0, "prompt"))
+
+
+def test_an_error_leaves_the_replies_that_run_alone(tiny_tokenizer: Tokenizer) -> None:
+    model = FailingModel(2)
+    scheduler = Scheduler(model)
+    request = Request((1, 2), max_tokens=9, ignore_eos=True)
+    generation = begin(scheduler, request, tiny_tokenizer)
+    scheduler.step()
+    model.n_sound = 0
+    with pytest.raises(VkmoeError, match="the device is gone"):
+        list(run_tokens(model, scheduler.regions, [3, 4], 0, "prompt"))
+    finish(scheduler)
+    assert generation.n_generated == 9 and generation.error is None

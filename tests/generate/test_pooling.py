@@ -70,7 +70,8 @@ def embedded_alone(request: Request, tokenizer: Tokenizer) -> NDArray[np.float32
 def test_embeddings_and_replies_do_not_disturb_each_other(
     seed: int, tiny_tokenizer: Tokenizer
 ) -> None:
-    """Each is that of a request made alone, in chunks of any size, with guesses or without."""
+    """Each is that of a request made alone, in chunks of any size, with guesses or without; also
+    where all that was read before is forgotten amid them."""
     draw = random.Random(seed)
     model = FakeModel(3, n_guesses=2, stops_at=draw.choice([1, 4]))
     ways: tuple[DraftWay, ...] = ("none", "lookup", "mtp")
@@ -85,6 +86,8 @@ def test_embeddings_and_replies_do_not_disturb_each_other(
             asked.append((request, begin(scheduler, request, tiny_tokenizer)))
         if asked and draw.random() < 0.05:
             draw.choice(asked)[1].cancel()
+        if draw.random() < 0.1:
+            scheduler.regions.forget()
         model.prompt_rows = draw.choice([1, 2, 7, 16, 40])
         scheduler.step()
     finish(scheduler)

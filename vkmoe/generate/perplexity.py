@@ -74,6 +74,7 @@ def run_tokens(
                 yield ScoredRow(position, top, fetch)
             start = rows.stop
     except VkmoeError:
+        regions.go_back(region, 0)
         regions.forget()
         raise
     finally:

@@ -394,11 +394,11 @@ class Scheduler:
 
     def _fail(self, error: VkmoeError) -> list[Generation]:
         """End all replies that have a region, whose rows are worth nothing now."""
-        self.regions.forget()
         failed = tuple(self._running)
         for sequence in failed:
             sequence.generation.end("interrupt", error)
             self._let_go(sequence)
+        self.regions.forget()
         return [sequence.generation for sequence in failed]
 
 

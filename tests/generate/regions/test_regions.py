@@ -87,9 +87,14 @@ def test_a_prefix_is_copied_where_that_saves_enough(
     assert regions.share(target, OLD) == 0, "it has them now"
 
 
-def test_nothing_is_used_again_after_a_failure(model: FakeModel) -> None:
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_nothing_is_used_again_that_was_forgotten(is_taken: bool, model: FakeModel) -> None:
+    """A sequence keeps its rows as long as it has its region."""
     regions = Regions(model)
     region = fill(model, regions, OLD)
+    if is_taken:
+        assert regions.take(OLD) == region
     regions.forget()
-    assert regions.n_rows(region) == 0
+    assert regions.n_rows(region) == len(model.rows[region]) == (len(OLD) if is_taken else 0)
+    regions.release(region)
     assert regions.keep(regions.take(OLD), OLD) == 0

@@ -179,10 +179,14 @@ class Regions:
             held.tokens.append(token)
 
     def forget(self) -> None:
-        """Forget all rows, for instance after a failure. Mutates."""
-        for region in self._regions:
-            region.tokens.clear()
+        """Have no prompt use any rows that are there now. Mutates.
+
+        A sequence goes on from those of its own region.
+        """
+        for index, region in enumerate(self._regions):
             region.n_prompt_rows = 0
+            if not region.is_taken:
+                self.go_back(index, 0)
 
     def _n_common(self, region: int, tokens: Sequence[int]) -> int:
         """Count the leading rows of a region that a prompt of `tokens` may use."""
