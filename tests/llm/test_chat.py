@@ -205,6 +205,8 @@ def test_a_chat_goes_on_with_the_message_of_a_result(llm: LLM) -> None:
         (ASK, {"json_schema": "{}"}, "json_schema is"),
         (ASK, {"choice": []}, "choice is"),
         (ASK, {"chat_template_kwargs": {"tools": []}}, "must not set 'tools'"),
+        (ASK, {"chat_template_kwargs": {5: 1}}, "chat_template_kwargs is 5"),
+        (ASK, {"reasoning_effort": 5}, "reasoning_effort is 5"),
         (ASK, {"continue_final_message": True}, "no text of the assistant"),
         ([*ASK, BEGUN, BEGUN], {}, "both the assistant's"),
         (ASK, {"max_tokens": -1}, "max_tokens is -1"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from vkmoe.config import SamplingConfig
 from vkmoe.errors import PromptError, UsageError
@@ -28,7 +28,7 @@ from vkmoe.generate.form import Form
 from vkmoe.generate.loop import Generation, Piece, Request
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.tools import ReplyEvent
-from vkmoe.llm.options import ChatOptions, ReplyOptions, TemplateOptions
+from vkmoe.llm.options import ChatOptions, Effort, ReplyOptions, TemplateOptions
 from vkmoe.llm.results import ChatResult, logprobs_of
 
 if TYPE_CHECKING:
@@ -153,12 +153,15 @@ def _continues(messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 
 def _names(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return further names for the template."""
-    given = options.get("chat_template_kwargs")
+    given, effort = options.get("chat_template_kwargs"), options.get("reasoning_effort")
     check_kind("chat_template_kwargs", given, Mapping | None, "give a dict of names")
+    check_kind("reasoning_effort", effort, str | None, f"use {' or '.join(get_args(Effort))}")
     names = dict(given or {})
+    for name in names:
+        check_kind("a name of chat_template_kwargs", name, str, "give a text")
     if taken := taken_name(names):
         raise UsageError(f"chat_template_kwargs must not set {taken!r}", "use another name")
-    return names_of_effort(options.get("reasoning_effort")) | names
+    return names_of_effort(effort) | names
 
 
 def _tools(tools: object) -> list[dict[str, Any]]:
