@@ -147,10 +147,8 @@ class RegionRows(Closing):
         """
         self._copies.forget(region, 0)
         self.ends[region] = self._oldest[region] = 0
-        found = []
         spans = self._caches.row_spans(region, n_positions)
-        for begin, span in zip(self._begins(form), spans, strict=False):
-            found.append(Piece(begin, span))
+        found = list(map(Piece, self._begins(form), spans))
         states = {
             stop: begin_end
             for stop, begin_end in zip(form.stops, self._states(form), strict=True)

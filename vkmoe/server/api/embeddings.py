@@ -79,16 +79,20 @@ async def embed(service: Service, request: HttpRequest) -> Response:
         return await _answer_natively(service, request, llm, asked)
     found = await embedded(service, request, asked)
     is_packed = asked.encoding_format == "base64"
-    answer = {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": i, "embedding": _packed(x) if is_packed else x}
+
+    def answer() -> Response:
+        data = [
+            {
+                "object": "embedding",
+                "index": i,
+                "embedding": _packed(x) if is_packed else x.tolist(),
+            }
             for i, x in enumerate(found.vectors)
-        ],
-        "model": service.alias,
-        "usage": {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens},
-    }
-    return await service.off_loop(lambda: json_answer(_listed(answer)), is_long=True)
+        ]
+        usage = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
+        return json_answer({"object": "list", "data": data, "model": service.alias, "usage": usage})
+
+    return await service.off_loop(answer, is_long=True)
 
 
 @described(list[NativeEmbeddingShape], body=EmbeddingFields, statuses=(500, 503))
@@ -105,8 +109,10 @@ async def _answer_natively(
     pooling = await service.off_loop(lambda: service.settings.pooling or pooling_of(file))
     texts = await _encoded(service, llm, asked)
     found = await _embedded(service, request, llm, asked, texts, pooling)
-    answer = [{"index": i, "embedding": np.atleast_2d(x)} for i, x in enumerate(found.vectors)]
-    return await service.off_loop(lambda: json_answer(_listed(answer)), is_long=True)
+    rows = enumerate(map(np.atleast_2d, found.vectors))
+    return await service.off_loop(
+        lambda: json_answer([{"index": i, "embedding": each.tolist()} for i, each in rows]), True
+    )
 
 
 async def embedded(
@@ -228,12 +234,3 @@ def _joined(given: Any) -> Any:
 def _packed(vector: Floats) -> str:
     """Write a vector as OpenAI does: float32, the lowest byte first, in base64."""
     return b64encode(vector.astype("<f4").tobytes()).decode()
-
-
-def _listed(value: Any) -> Any:
-    """Return what JSON can hold: numbers in lists in place of arrays."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {name: _listed(each) for name, each in value.items()}
-    return [_listed(each) for each in value] if isinstance(value, list) else value

@@ -6,7 +6,6 @@ The forms are llama-server's. Files lie in the folder that --slot-save-path name
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,15 +27,13 @@ from vkmoe.server.transport.sse import json_answer
 
 Result = TypeVar("Result")
 
-_NAME = re.compile(r"[\w.-]{1,200}")
-
 
 class _Action(Body):
     action: Literal["save", "restore", "erase"]
 
 
 class _File(Body):
-    filename: str = Field(pattern=f"^{_NAME.pattern}$")
+    filename: str = Field(pattern=r"^[\w.-]{1,200}$")
 
 
 @described(SlotFileShape, query=_Action, statuses=(400, 500, 501, 503))

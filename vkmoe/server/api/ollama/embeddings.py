@@ -45,15 +45,17 @@ async def embed_texts(service: Service, request: HttpRequest) -> Response:
     if texts := cast(Any, asked.input):
         given = EmbeddingFields(input=texts, dimensions=asked.dimensions, embd_normalize=_LENGTH)
         found = await embedded(service, request, given, cuts=asked.truncate is not False)
-    return json_answer(
-        {
-            "model": asked.model,
-            "embeddings": [vector.tolist() for vector in found.vectors],
-            "total_duration": round(1e9 * (time.perf_counter() - began)),
-            "load_duration": round(1e9 * (loaded - began)),
-            "prompt_eval_count": found.n_tokens,
-        }
-    )
+    answer = {
+        "model": asked.model,
+        "total_duration": round(1e9 * (time.perf_counter() - began)),
+        "load_duration": round(1e9 * (loaded - began)),
+        "prompt_eval_count": found.n_tokens,
+    }
+
+    def written() -> Response:
+        return json_answer({"embeddings": [each.tolist() for each in found.vectors], **answer})
+
+    return await service.off_loop(written, is_long=True)
 
 
 @described(OllamaEmbeddingShape, body=_OldFields, statuses=(500, 503))
