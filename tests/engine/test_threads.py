@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,18 @@ def test_a_stream_collected_amid_a_run_of_the_same_thread_waits_for_nothing(llm:
     assert not streams
     assert llm.generate([7, 8], seed=1, **OPTIONS).token_ids == alone
     assert not llm.scheduler.has_work and llm.scheduler.regions.n_free == 1
+
+
+def test_a_stream_that_is_dropped_amid_a_call_that_runs_nothing_leaves_its_place(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [llm.stream([1, 2], max_tokens=20, ignore_eos=True)]
+    next(streams[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(LLM, "_report", lambda _: streams.clear())
+        assert llm.expert_statistics is None
+    assert not streams and not llm.scheduler.has_work
+    assert llm.save_state(tmp_path / "a").n_tokens == 2
 
 
 @pytest.mark.parametrize("device", ["cpu", "vulkan"])

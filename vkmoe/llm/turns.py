@@ -38,6 +38,7 @@ class Turns:
         self._turn = threading.Lock()  # its holder alone uses engine and scheduler
         self._next = threading.Lock()  # its holder has the turn after this one
         self._is_closed = False
+        self._was_left = False  # by a call whose replies nothing has freed yet
 
     def check_open(self) -> None:
         """Raise UsageError once the model is closed."""
@@ -112,6 +113,7 @@ class Turns:
         with at_checkpoints(), ExitStack() as turn:
             with acquired(self._next):
                 turn.enter_context(acquired(self._turn))
+            turn.callback(self._free_left)
             yield
 
     def _bring_on(self, generations: Collection[Generation]) -> None:
@@ -127,20 +129,25 @@ class Turns:
                     scheduler.step()
 
     def _let_go(self) -> None:
-        """Free what cancelled replies have, unless another call is at it, which does so after.
+        """Free what cancelled replies have, or leave that to a call that has the turn.
 
         A dropped stream comes here from wherever Python collects it, even amid another call of the
         same thread: so this waits for no call of its own thread.
         """
-        if self._turn.locked():
+        self._was_left = True
+        if not self._turn.locked():
+            with at_checkpoints(), self._turn:
+                self._free_left()
+
+    def _free_left(self) -> None:
+        """Free what replies have whose call has ended. Must hold: the turn is taken."""
+        if not self._was_left or self._is_closed:
             return
-        with at_checkpoints(), self._turn:
-            if self._is_closed:
-                return
-            self.scheduler.sweep()
-            if not self.scheduler.has_work:
-                with suppress(GpuError):  # an error of the generation is the one to raise
-                    self._settle()
+        self._was_left = False
+        self.scheduler.sweep()
+        if not self.scheduler.has_work:
+            with suppress(GpuError):  # an error of the generation is the one to raise
+                self._settle()
 
 
 def model_closed() -> UsageError:
