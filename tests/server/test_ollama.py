@@ -505,9 +505,7 @@ def test_an_error_within_a_stream_is_its_last_line() -> None:
 
 def test_models_are_listed_described_and_running(server: Served, client: ollama.Client) -> None:
     (listed,), (running,) = client.list().models, client.ps().models
-    shown = client.show(
-        "demo",
-    )
+    shown = client.show("demo")
     assert listed.model == running.model == "demo:latest" and listed.digest == running.digest
     assert listed.digest and len(listed.digest) == 64 and int(listed.digest, 16)
     size = server.client.get("/v1/models").json()["data"][0]["meta"]["size"]
@@ -531,9 +529,10 @@ def test_models_are_listed_described_and_running(server: Served, client: ollama.
 
 
 def test_capabilities_are_those_of_the_template(calling: Served, thinking: Served) -> None:
-    for served, able in ((calling, "tools"), (thinking, "thinking")):
+    for served, able, template in ((calling, "tools", TEMPLATE), (thinking, "thinking", THINKS)):
         with client_of(served) as client:
-            assert client.show("demo").capabilities == ["completion", able]
+            shown = client.show("demo")
+        assert (shown.capabilities, shown.template) == (["completion", able], template)
 
 
 def test_names_have_the_tag_that_clients_look_for() -> None:
@@ -562,8 +561,3 @@ def test_types_of_files_have_the_names_of_the_format() -> None:
     }
     assert len(FILE_TYPES) > 30
     assert FILE_TYPES.items() <= named.items()
-
-
-def test_the_template_of_the_calling_model_is_the_one_of_other_clients(calling: Served) -> None:
-    with client_of(calling) as client:
-        assert client.show("demo").template == TEMPLATE

@@ -63,7 +63,7 @@ from vkmoe.llm.requests import (
     with_options,
 )
 from vkmoe.llm.results import ChatEnd, ChatEvent, ChatResult, GenerationResult, result_of
-from vkmoe.llm.turns import News, Turns
+from vkmoe.llm.turns import CallNews, Turns
 from vkmoe.mode_trial import choose_mode
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.ahead_file import with_ahead
@@ -541,7 +541,7 @@ class LLM(Closing):
         self,
         requests: Sequence[Request],
         progress: Callable[[int, int], None] | None = None,
-    ) -> Generator[News, None, None]:
+    ) -> Generator[CallNews, None, None]:
         """Generate all replies; yield what is new of each. Raises the first error of any.
 
         `progress` is called while prompts are read.

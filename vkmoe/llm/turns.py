@@ -20,7 +20,7 @@ from vkmoe.interrupts import acquired, at_checkpoints
 Item = TypeVar("Item")
 
 
-class News(NamedTuple):
+class CallNews(NamedTuple):
     """Holds the new part of a reply."""
 
     number: int  # of its prompt
@@ -77,7 +77,7 @@ class Turns:
                 return
             yield item
 
-    def run(self, generations: Sequence[Generation]) -> Generator[News, None, None]:
+    def run(self, generations: Sequence[Generation]) -> Generator[CallNews, None, None]:
         """Let replies begin and go on to their end; yield what is new of each.
 
         Raises the first error that ends one; however this ends, no reply is under way then.
@@ -94,7 +94,7 @@ class Turns:
                     if is_done:
                         del running[index]
                     is_whole = is_done and generation.error is None
-                    yield News(index, generation, generation.take_pieces(), is_whole)
+                    yield CallNews(index, generation, generation.take_pieces(), is_whole)
                     if generation.error is not None:
                         raise generation.error
         finally:

@@ -100,14 +100,7 @@ def test_no_damage_goes_unnoticed(saved: Path) -> None:
 def test_a_header_that_lies_is_refused(saved: Path, changes: dict[str, int], words: str) -> None:
     """Though its checksum is right, and before memory is taken."""
     saved.write_bytes(with_head(saved.read_bytes(), **changes))
-    scheduler = Scheduler(FakeModel(1))
-    tracemalloc.start()
-    try:
-        with pytest.raises(StateFileError, match=words):
-            scheduler.restore(0, saved)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
+    check_refused(saved, words)
 
 
 def test_a_file_with_holes_takes_no_memory(saved: Path) -> None:
@@ -115,10 +108,16 @@ def test_a_file_with_holes_takes_no_memory(saved: Path) -> None:
     n_tokens = 1 << 23
     saved.write_bytes(with_head(saved.read_bytes(), n_tokens=n_tokens, n_bytes=0)[:N_HEAD])
     os.truncate(saved, N_HEAD + 4 * n_tokens + 2 * 4)
+    check_refused(saved, f"has {n_tokens} tokens")
+
+
+def check_refused(path: Path, words: str) -> None:
+    """Check that a file is refused, and that this takes no memory."""
+    scheduler = Scheduler(FakeModel(1))
     tracemalloc.start()
     try:
-        with pytest.raises(StateFileError, match=f"has {n_tokens} tokens"):
-            Scheduler(FakeModel(1)).restore(0, saved)
+        with pytest.raises(StateFileError, match=words):
+            scheduler.restore(0, path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
