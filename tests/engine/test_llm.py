@@ -24,6 +24,7 @@ from vkmoe.errors import (
 )
 from vkmoe.gpu import _native as native
 from vkmoe.llm import LLM, GenerationResult, demo_model_path
+from vkmoe.models import open_model
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -193,6 +194,10 @@ def test_wrong_options_of_a_model_are_named(options: dict[str, Any], words: str)
     with pytest.raises(UsageError, match=words) as caught:
         LLM(**{"model": TINY, **options})
     assert caught.value.hint
+    model = open_model(TINY)
+    with pytest.raises(UsageError):
+        LLM(**{"model": model, **options})
+    assert "model" in options or not model.file.metadata, "it is closed"
 
 
 def test_a_config_and_keywords_combine() -> None:

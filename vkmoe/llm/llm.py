@@ -99,14 +99,16 @@ class LLM(Closing):
         `progress(done, total)` is called with bytes: of a download, then of weights.
         """
         started = time.perf_counter()
-        config = with_options(EngineConfig, config, options)
-        check_kind("chat_template", chat_template, str | None, "give a text")
-        check_kind("progress", progress, Callable | None, "give a function of two numbers")
-        if not isinstance(model, ModelFile):
-            check_path("model", model)
-            model = open_model(file_of(model, config, fetcher(config, progress)))
         with ExitStack() as unless_loaded:
-            unless_loaded.callback(model.close)
+            if isinstance(model, ModelFile):
+                unless_loaded.callback(model.close)
+            config = with_options(EngineConfig, config, options)
+            check_kind("chat_template", chat_template, str | None, "give a text")
+            check_kind("progress", progress, Callable | None, "give a function of two numbers")
+            if not isinstance(model, ModelFile):
+                check_path("model", model)
+                model = open_model(file_of(model, config, fetcher(config, progress)))
+                unless_loaded.callback(model.close)
             self._config, self._given_template = config, chat_template
             model = with_ahead(model, config)
             unless_loaded.callback(model.close)
