@@ -7,12 +7,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
 
-from tests.needs import need_cpu
+from tests.needs import missing, need_cpu
 from vkmoe.devices import open_device
 from vkmoe.gpu.device import Device
 from vkmoe.placement import remembered
@@ -96,6 +97,15 @@ def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             remembered, "remembered_path", lambda device, what="tuning": folder / f"{what}.json"
         )
         yield
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder `shared` beside the checkout; it must be there in CI."""
+    for parent in Path(__file__).resolve().parents:
+        if (parent / "shared" / "vocab").is_dir():
+            return parent / "shared"
+    missing("no folder shared/ beside the checkout")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.gguf_file import samples as make
-from tests.needs import missing
 from vkmoe.generate.text.byte_level import byte_alphabet
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.text.vocabulary import TokenType
@@ -112,15 +111,6 @@ def tokens_with(**places: str) -> list[str]:
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Tokenizer:
     return tokenizer_of(tiny_metadata())
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder `shared` beside the checkout; it must be there in CI."""
-    for parent in Path(__file__).resolve().parents:
-        if (parent / "shared" / "vocab").is_dir():
-            return parent / "shared"
-    missing("no folder shared/ beside the checkout: real vocabularies are not tested")
 
 
 def nested(depth: int) -> dict[str, Any]:
