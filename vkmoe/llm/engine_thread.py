@@ -307,7 +307,7 @@ class EngineThread:
             try:
                 llm.close()
             except VkmoeError as error:
-                if not is_lost:
+                if self._ends and not is_lost:  # else it may be loaded again
                     raise
                 log.warning("%s", error)
         with self._changed:

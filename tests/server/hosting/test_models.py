@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -124,9 +125,10 @@ def test_models_that_have_room_stay_and_the_least_recently_used_one_leaves() -> 
         assert served.client.get("/v1/models").json()["data"][1]["status"] == {"value": "unloaded"}
 
 
-def test_waiting_is_bounded() -> None:
+@pytest.mark.parametrize(("max_queue", "n_waiting"), [(0, 1), (2, 2)])
+def test_waiting_is_bounded(max_queue: int, n_waiting: int) -> None:
     """By --max-queue and by --timeout; a name of none is refused at once."""
-    limits: dict[str, Any] = {"max_queue": 0, "timeout": 1.0}
+    limits: dict[str, Any] = {"max_queue": max_queue, "timeout": 1.0}
     gate = threading.Event()
 
     def slowly() -> LLM:
@@ -134,14 +136,16 @@ def test_waiting_is_bounded() -> None:
         return LLM(None, ctx_size=256)
 
     models = Models([hosted("a", **limits), hosted("b", load=slowly, **limits)])
-    with listening(models) as served, ThreadPoolExecutor(1) as threads:
+    with listening(models) as served, ThreadPoolExecutor(n_waiting) as threads:
         assert ask(served, "a").status_code == 200
-        first = threads.submit(ask, served, "b")
-        time.sleep(0.2)
+        waiting = [threads.submit(ask, served, "b") for _ in range(n_waiting)]
+        while models._n_waiting < n_waiting:
+            time.sleep(0.01)
         full = ask(served, "b")
         assert (full.status_code, full.json()["error"]["code"]) == (503, "queue_full")
-        late = first.result(30)
-        assert (late.status_code, late.json()["error"]["code"]) == (503, "timeout")
+        for each in waiting:
+            late = each.result(30)
+            assert (late.status_code, late.json()["error"]["code"]) == (503, "timeout")
         unknown = ask(served, "d")
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
         gate.set()
@@ -173,6 +177,18 @@ def until_asleep(served: Served) -> None:
             break
         time.sleep(0.02)
     assert served.engine.state == "asleep"
+
+
+def test_a_profile_that_cannot_be_kept_fails_no_swap(tmp_path: Path) -> None:
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    config = EngineConfig(ctx_size=256, expert_profile=str(folder / "a.json"))
+    models = Models([hosted("a", load=lambda: LLM(None, config)), hosted("b")])
+    with listening(models) as served:
+        assert ask(served, "a").status_code == 200
+        folder.rmdir()
+        assert [ask(served, name).status_code for name in "ba"] == [200, 200]
+        folder.mkdir()  # for the end
 
 
 def test_a_model_that_is_idle_sleeps_until_a_request_needs_it() -> None:

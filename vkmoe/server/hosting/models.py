@@ -169,9 +169,9 @@ class Models:
 
     async def _wait_for(self, hosted: Hosted, request: Request) -> None:
         """Lend a model that is not there, once it is. Raises ApiError."""
-        if self._n_waiting > self._max_queue:
+        if self._n_waiting >= max(self._max_queue, 1):  # without one, no model would be loaded
             raise unavailable(
-                f"{self._n_waiting} requests wait for a model already; --max-queue allows no more",
+                f"requests that wait for a model: {self._n_waiting}; --max-queue allows no more",
                 code="queue_full",
             )
         self._n_waiting += 1
