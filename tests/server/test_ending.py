@@ -120,6 +120,8 @@ def test_a_signal_lets_short_replies_finish(number: signal.Signals, tmp_path: Pa
         assert process.wait(60) == 0
         assert stats.stat().st_size > 100
         assert not any("Traceback" in line for line in lines)
+        written = [line for line in lines if line.startswith("wrote the expert")]
+        assert len(written) == 2 and all(str(stats.parent) in line for line in written)
 
 
 def test_replies_that_are_too_long_end_with_an_event() -> None:

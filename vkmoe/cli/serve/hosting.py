@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
@@ -33,7 +33,11 @@ from vkmoe.weights.placer import Progress
 def host(roster: Roster, settings: ServerSettings, notes: Iterable[str], quiet: bool) -> None:
     """Serve the models of `roster`, after `notes` on stderr. Raises what a model failed with."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    with log_as_notes(quiet, level), TemporaryDirectory(prefix="vkmoe-") as profiles:
+    with (
+        log_as_notes(quiet, level),
+        TemporaryDirectory(prefix="vkmoe-") as profiles,
+        _unmentioned(profiles),
+    ):
         models = _models(roster, settings, Path(profiles), quiet)
         listening = bind_all(settings.hosts, settings.port)
         address = settings.address(listening[0].getsockname()[1])
@@ -45,6 +49,21 @@ def host(roster: Roster, settings: ServerSettings, notes: Iterable[str], quiet: 
         Server(app, models).run(sockets=listening)
     for error in models.errors:
         raise error
+
+
+@contextmanager
+def _unmentioned(folder: str) -> Iterator[None]:
+    """Leave out what is logged of the files in a folder of the server's own, unless it warns."""
+
+    def may_be_said(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or folder not in record.getMessage()
+
+    log = logging.getLogger("vkmoe")
+    log.addFilter(may_be_said)
+    try:
+        yield
+    finally:
+        log.removeFilter(may_be_said)
 
 
 def _models(roster: Roster, settings: ServerSettings, profiles: Path, quiet: bool) -> Models:
