@@ -197,3 +197,33 @@ def test_prompt_link(tmp_path: Path) -> None:
     assert positive(rows) and len(rows) == 3 + 2 * 3
     busy = [row["value"]["median"] for row in rows if row["unit"] == "%"]
     assert len(busy) == 3 and min(busy) > 5 and max(busy) <= 100
+
+
+@pytest.mark.usefixtures("cpu_native")
+def test_two_conversations() -> None:
+    """What came back has the log-probabilities of what was computed again, or it would fail."""
+    few = ["--device", "cpu", "--tokens", "40", "--turn", "4", "--repeats", "2"]
+    results = document("two_conversations", *few)["results"]
+    assert positive(results["rows"]) and len(results["rows"]) == 6
+    assert {name: len(values) for name, values in results["seconds"].items()} == {
+        "kept": 2, "thrown away": 2, "never left": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("cpu_native")
+def test_server_overhead() -> None:
+    few = ["--device", "cpu", "--requests", "2", "--tokens", "4", "--repeats", "2"]
+    results = document("server_overhead", *few)["results"]
+    rows = {row["what"]: row["value"] for row in results["rows"]}
+    assert len(rows) == 2 * 4 + 2 * 3 and results["met"].keys() == {"request", "token"}
+    of_requests = [value for what, value in rows.items() if "a request" in what]
+    assert [value["n"] for value in of_requests] == [2] * 8
+    assert all(value["median"] > 0 for value in of_requests)
+    of_threads = [value["median"] for what, value in rows.items() if "the thread" in what]
+    assert len(of_threads) == 3 and min(of_threads) > 0
+
+
+def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
+    done = run("server_overhead", "--device", "cpu", "--model", str(tmp_path / "none.gguf"))
+    assert done.returncode == 1 and "the server does not start" in done.stderr
+    assert "Traceback" not in done.stderr

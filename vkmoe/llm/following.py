@@ -59,7 +59,8 @@ class FollowedReply:
     async def _wait(self, patience: float | None) -> bool:
         """Wait for news; return whether there are any."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), patience)
+            async with asyncio.timeout(patience):  # wait_for would make a task for each token
+                await self._changed.wait()
             return True
         return False
 
