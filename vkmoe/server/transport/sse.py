@@ -17,13 +17,14 @@ from starlette.types import Receive, Scope, Send
 from vkmoe.server.errors import ApiError
 from vkmoe.server.replies import ClientGone, Reply, until_gone
 
+# json.dumps would make one for each event.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 COMMENT = b": still at work\n\n"  # which clients ignore, and proxies take for a sign of life
 
 
 def json_bytes(value: Any) -> bytes:
     """Write JSON as UTF-8; half of a surrogate pair becomes a replacement character."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 def event(data: Any, name: str | None = None) -> bytes:
