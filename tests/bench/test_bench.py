@@ -19,11 +19,13 @@ from bench.models import custom_model, shape_of
 from tests.engine.test_context import grow_in_steps
 from vkmoe.execute import recorder
 from vkmoe.execute.segments import cut_at_marks
+from vkmoe.llm import demo_model_path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STUB = Path(__file__).resolve().parent / "stub"
 STUBBED = os.pathsep.join([str(STUB), str(ROOT), os.environ.get("PYTHONPATH", "")])
 CARD = {"device", "driver", "os", "cpu", "cores", "vkmoe", "commit", "load_average", "command"}
+FULL = pytest.mark.full
 TINY = ["--preset", "tiny", "--layers", "1"]
 
 
@@ -211,16 +213,20 @@ def test_two_conversations() -> None:
 
 
 @pytest.mark.usefixtures("cpu_native")
-def test_server_overhead() -> None:
-    few = ["--device", "cpu", "--requests", "2", "--tokens", "4", "--repeats", "2"]
-    results = document("server_overhead", *few)["results"]
+@pytest.mark.parametrize("names", [["demo"], pytest.param(["demo", "smallest"], marks=FULL)])
+def test_server_overhead(cache: list[str], names: list[str]) -> None:
+    few = ["--device", "cpu", "--requests", "2", "--tokens", "4", "--repeats", "2", *cache]
+    few += ["--model", str(demo_model_path())] if len(names) == 1 else []
+    found = document("server_overhead", *few)["results"]["models"]
+    assert [*found] == names
+    results = found[names[-1]]
     rows = {row["what"]: row["value"] for row in results["rows"]}
     assert len(rows) == 2 * 4 + 2 * 3 and results["met"].keys() == {"request", "token"}
     of_requests = [value for what, value in rows.items() if "a request" in what]
     assert [value["n"] for value in of_requests] == [2] * 8
     assert all(value["median"] > 0 for value in of_requests)
-    of_threads = [value["median"] for what, value in rows.items() if "the thread" in what]
-    assert len(of_threads) == 3 and min(of_threads) > 0
+    of_tokens = [value["median"] for what, value in rows.items() if what.endswith("token")]
+    assert len(of_tokens) == 3 and min(of_tokens) > 0
 
 
 def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
