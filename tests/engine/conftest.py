@@ -1,4 +1,4 @@
-"""Tunings, the shared folder, the demo model loaded once per file, and a check for leaks."""
+"""Tunings, the demo model loaded once per file, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.generate.conftest import shared
 from tests.kernels.tunings import ODD_LAUNCHES
 from tests.live import live_objects
 from tests.samples import sampled
@@ -19,8 +18,6 @@ from vkmoe.gpu import _native as native
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.llm import LLM
-
-__all__ = ["shared"]
 
 # The mapping of this driver (None), and the one of real GPUs without and with subgroups; there
 # every class of kernels is launched in a way of its own.

@@ -1,4 +1,4 @@
-"""Where the shared test data lies, and tokenizers small enough to build in a test."""
+"""Tokenizers small enough to build in a test, and schemas of any depth."""
 
 from __future__ import annotations
 
