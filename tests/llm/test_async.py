@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from tests.engine.tiny import model_path
+from tests.server.calls import TOOL
 from tests.server.conftest import run_async
-from tests.server.test_clients import TOOL
 from vkmoe import AsyncLLM, ChatEnd, Content, ToolCallArguments
 from vkmoe.batch import RunResult, TokenBatch
 from vkmoe.errors import DeviceLostError, ModelFileError, PromptError, UsageError, VkmoeError

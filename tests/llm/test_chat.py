@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.server.calls import TEMPLATE, TOOL, WEATHER
 from tests.server.conftest import Served, serving
-from tests.server.test_clients import TEMPLATE, TOOL, WEATHER
 from vkmoe.config import EngineConfig, SamplingConfig
 from vkmoe.errors import PromptError, UsageError, VkmoeError
 from vkmoe.generate.tools import Content, Thought, ToolCallArguments, ToolCallBegin

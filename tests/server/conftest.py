@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.server.calls import with_template
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.variants import has_cpu
 from vkmoe.llm import LLM
@@ -141,6 +142,14 @@ def listening(
         thread.join(60)
         assert not thread.is_alive()
         assert all(x.service.engine.state in ("ended", "failed") for x in models.hosted)
+
+
+@pytest.fixture(scope="module")
+def calling() -> Iterator[Served]:
+    """A server whose model writes calls."""
+    with serving(with_template) as served:
+        served.wait()
+        yield served
 
 
 @pytest.fixture(scope="module")

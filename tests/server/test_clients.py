@@ -13,41 +13,9 @@ import anthropic
 import openai
 import pytest
 
+from tests.server.calls import ASK, TOOL, WEATHER, is_asked, with_template
 from tests.server.conftest import Served, serving
-from vkmoe.config import EngineConfig
-from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.llm import LLM
-
-# As Qwen3's: tools and calls between the same marks.
-TEMPLATE = """
-{%- if tools %}# Tools\\n{% for tool in tools %}{{ tool | tojson }}\\n{% endfor %}
-For calls: <tool_call>{"name": ..., "arguments": ...}</tool_call>\\n{% endif %}
-{%- for message in messages %}{{ message.role }}: {{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}
-{% endfor %}assistant:"""
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
-ASK: Any = [{"role": "user", "content": "How is the weather?"}]
-
-
-def with_template() -> LLM:
-    llm = LLM(None, EngineConfig(ctx_size=1024, parallel=2))
-    llm.__dict__["chat_template"] = ChatTemplate(TEMPLATE)
-    return llm
-
-
-@pytest.fixture(scope="module")
-def calling() -> Iterator[Served]:
-    with serving(with_template) as served:
-        served.wait()
-        yield served
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +29,6 @@ def client(calling: Served) -> Iterator[openai.OpenAI]:
 def claude(calling: Served) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=calling.address, api_key="none", max_retries=0) as made:
         yield made
-
-
-def is_asked(arguments: str) -> bool:
-    value = json.loads(arguments)
-    return set(value) == {"city", "days"} and value["city"] in ("Paris", "Rome")
 
 
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}

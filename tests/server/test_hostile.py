@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.calls import TEMPLATE
 from tests.server.conftest import Served, serving
-from tests.server.test_clients import TEMPLATE
 from vkmoe.config import EngineConfig
 from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.llm import LLM

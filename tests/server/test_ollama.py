@@ -15,9 +15,9 @@ import ollama
 import pytest
 from gguf.constants import LlamaFileType
 
+from tests.server.calls import ASK, TEMPLATE, TOOL, WEATHER, is_asked
 from tests.server.conftest import Served, listening, run_async, serving
 from tests.server.hosting.test_models import hosted
-from tests.server.test_clients import ASK, TEMPLATE, TOOL, WEATHER, is_asked, with_template
 from vkmoe.config import EngineConfig
 from vkmoe.llm import LLM
 from vkmoe.server.api.ollama import replies
@@ -47,13 +47,6 @@ def client_of(served: Served) -> ollama.Client:
 def client(server: Served) -> Iterator[ollama.Client]:
     with client_of(server) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def calling() -> Iterator[Served]:
-    with serving(with_template) as served:
-        served.wait()
-        yield served
 
 
 @pytest.fixture(scope="module")

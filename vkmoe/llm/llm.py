@@ -105,10 +105,8 @@ class LLM(Closing):
             config = with_options(EngineConfig, config, options)
             check_kind("chat_template", chat_template, str | None, "give a text")
             check_kind("progress", progress, Callable | None, "give a function of two numbers")
-            if not isinstance(model, ModelFile):
-                check_path("model", model)
-                model = open_model(file_of(model, config, fetcher(config, progress)))
-                unless_loaded.callback(model.close)
+            model = _opened(model, config, progress)
+            unless_loaded.callback(model.close)
             self._config, self._given_template = config, chat_template
             model = with_ahead(model, config)
             unless_loaded.callback(model.close)
@@ -561,6 +559,16 @@ class LLM(Closing):
         finally:
             if generations:
                 self.last_statistics = generations[-1].statistics(self.load_seconds)
+
+
+def _opened(
+    model: str | Path | ModelFile | None, config: EngineConfig, progress: Progress | None
+) -> ModelFile:
+    """Open a model that is named, download it if need be. Raises VkmoeError."""
+    if isinstance(model, ModelFile):
+        return model
+    check_path("model", model)
+    return open_model(file_of(model, config, fetcher(config, progress)))
 
 
 def _checked_path(path: str | os.PathLike[str], region: int) -> Path:

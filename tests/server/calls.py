@@ -1,0 +1,36 @@
+"""A model of which a tool is asked: a template that writes calls, the tool, the question."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from vkmoe.config import EngineConfig
+from vkmoe.llm import LLM
+
+# As Qwen3's: tools and calls between the same marks.
+TEMPLATE = """
+{%- if tools %}# Tools\\n{% for tool in tools %}{{ tool | tojson }}\\n{% endfor %}
+For calls: <tool_call>{"name": ..., "arguments": ...}</tool_call>\\n{% endif %}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{% endfor %}assistant:"""
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+ASK: Any = [{"role": "user", "content": "How is the weather?"}]
+
+
+def with_template() -> LLM:
+    return LLM(None, EngineConfig(ctx_size=1024, parallel=2), chat_template=TEMPLATE)
+
+
+def is_asked(arguments: str) -> bool:
+    value = json.loads(arguments)
+    return set(value) == {"city", "days"} and value["city"] in ("Paris", "Rome")
