@@ -29,7 +29,6 @@ from vkmoe.generate.tools.json_text import (
     in_string,
     is_json,
     json_at,
-    object_of,
     read_call,
     read_value,
     unescaped,
@@ -132,15 +131,10 @@ class CallReader:
             yield from read_call(self._cursor, form.object, self._only_known)
             yield from self._close(may_end=True)
             return
-        name, has_arguments = yield from self._read_head()
+        name = yield from self._read_head()
         if self._only_known and name not in self._cursor.known:
             raise Malformed
-        if not has_arguments:
-            if not form.close.strip():
-                raise Malformed
-            self._cursor.begin_call(name)
-            self._cursor.argument("{}")
-        elif form.pairs is not None:
+        if form.pairs is not None:
             self._cursor.begin_call(name)
             schemas = ParameterSchemas(self._schemas.get(name, {}))
             yield from self._read_pairs(form.pairs, schemas)
@@ -162,25 +156,22 @@ class CallReader:
                     return
                 raise Malformed
 
-    def _read_head(self) -> Steps[tuple[str, bool]]:
-        """Read all up to the arguments; returns the name, and False where the call ends with it."""
-        cursor, name, begin = self._cursor, "", self._cursor.place()
+    def _read_head(self) -> Steps[str]:
+        """Read all up to the arguments and return the name."""
+        cursor, name = self._cursor, ""
         for i, piece in enumerate(self._rest):
             if piece == NAME and not name:
                 name = yield from self._read_name(self._rest[i + 1][:1])
-                begin = cursor.place()
             elif piece == NAME:
                 if (yield from cursor.one_of((name,))) is None:
                     raise Malformed
             elif piece in (ID, INDEX):
                 yield from cursor.run(_DIGITS if piece == INDEX else _ID)
-            elif not (yield from literal(cursor, piece, is_tight=True)):
-                if cursor.is_at_cut or not name:
-                    raise Malformed
-                if self._rest[i + 1 : i + 2] != [ID]:  # an id may be left out
-                    cursor.back(begin)
-                    return name, False
-        return name, True
+            elif not (yield from literal(cursor, piece, is_tight=True)) and (
+                cursor.is_at_cut or self._rest[i + 1 : i + 2] != [ID]  # an id may be left out
+            ):
+                raise Malformed
+        return name
 
     def _read_name(self, following: str) -> Steps[str]:
         """Read a name, which ends before the character that follows it in the form."""
@@ -196,25 +187,14 @@ class CallReader:
         return name
 
     def _read_object(self, name: str) -> Steps[None]:
-        """Read arguments that are one value, an object or the text of one."""
+        """Read arguments that are one object."""
         cursor = self._cursor
         yield from cursor.blanks()
-        char = yield from cursor.peek()
-        if char == "{":
-            cursor.begin_call(name)
-            loose = None if self._form.is_json else Loose(self._form.quotes)
-            yield from read_value(cursor, cursor.argument, loose)
-        elif char == '"':
-            arguments = object_of((yield from read_value(cursor)))
-            cursor.begin_call(name)
-            cursor.argument(arguments)
-        else:
-            place = cursor.place()
-            if (yield from cursor.one_of(parts(self._form.close)[:1] or ("{",))) is None:
-                raise Malformed
-            cursor.back(place)
-            cursor.begin_call(name)
-            cursor.argument("{}")
+        if (yield from cursor.peek()) != "{":
+            raise Malformed
+        cursor.begin_call(name)
+        loose = None if self._form.is_json else Loose(self._form.quotes)
+        yield from read_value(cursor, cursor.argument, loose)
 
     def _read_pairs(self, pairs: PairForm, schemas: ParameterSchemas) -> Steps[None]:
         cursor = self._cursor

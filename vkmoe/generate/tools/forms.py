@@ -56,10 +56,9 @@ class CallForm:
 
     All of them stand between `before` and `after`, each between `open` and `close`, with `between`
     from one to the next. `open` has the slot of the name, unless a call is an `object`. Arguments
-    are an object too, or `pairs`. `empty` stands between the name and `close` where there are none.
-    `quotes` surround texts inside values, beside JSON's; `is_json`: values are JSON, and else
-    Python's or the like. `several`: a turn may have several calls; a single one has `after` only if
-    `closes_one`. `tag` may stand before them.
+    are an object too, or `pairs`. `quotes` surround texts inside values, beside JSON's; `is_json`:
+    values are JSON, and else Python's or the like. `several`: a turn may have several calls; a
+    single one has `after` only if `closes_one`. `tag` may stand before them.
     """
 
     open: str
@@ -69,7 +68,6 @@ class CallForm:
     between: str = ""
     object: ObjectForm | None = None
     pairs: PairForm | None = None
-    empty: str | None = None
     quotes: tuple[str, str] | None = None
     is_json: bool = True
     several: bool = True
@@ -104,7 +102,7 @@ class ReplyForm:
         texts = [*(self.thought or ()), *self.content]
         if call is not None:
             texts += [call.tag, call.before, call.open, call.close, call.between, call.after]
-            texts += [call.empty or "", *(call.quotes or ())]
+            texts += call.quotes or ()
             if (pairs := call.pairs) is not None:
                 texts += [pairs.open, pairs.close, pairs.between, *(m for m, _ in pairs.middles)]
         return [text for text in texts if text.strip()]

@@ -173,9 +173,6 @@ class _Grammar:
             inner = f"{self._slotted(before, name)} {arguments} {self._slotted(behind, name)}"
             return f"{begin} {inner} {close}"
         if form.pairs is not None:
-            if form.empty is not None and not ParameterSchemas(schema).properties:
-                bare = form.open[: form.open.rfind(NAME) + 1] + form.empty + form.close
-                return self._slotted(bare, name)
             return f"{begin} {self._pairs(form.pairs, schema, rule)} {close}"
         return f"{begin} {arguments if form.is_json else self._loose('loose_object')} {close}"
 
@@ -201,7 +198,7 @@ class _Grammar:
             later = f"({between} {rule}_{i}){'' if is_required else '?'}"
             later += f" {rule}_later_{i + 1}" if i + 1 < len(keys) else ""
             self._more += [f"{rule}_first_{i}: {first}", f"{rule}_later_{i}: {later}"]
-        return f"{rule}_first_0" if keys else ""
+        return f"{rule}_first_0" if keys else '"\\n"?'  # an empty line, as some templates write
 
     def _pair(self, pairs: PairForm, key: str, schema: Mapping[str, Any], allowed: Allowed) -> str:
         """Write an argument: its key, what stands before its value, and that."""

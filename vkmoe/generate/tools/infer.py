@@ -57,7 +57,6 @@ def _call(index: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]
 
 
 CALLS = [_call(0, _FIRST, _ARGUMENTS), _call(1, _SECOND, _OTHER)]
-NO_ARGUMENTS = _call(0, _SECOND, {})
 _SCHEMAS: dict[str, Any] = {
     "kc_number": {"type": "integer"},
     "kd_flag": {"type": "boolean"},
@@ -111,25 +110,22 @@ class _Item(NamedTuple):
     form: CallForm
 
 
-def call_form(
-    heads: Heads, both: str, one: str, bare: str
-) -> tuple[CallForm | None, str, Sequence[str]]:
+def call_form(heads: Heads, both: str, one: str) -> tuple[CallForm | None, str, Sequence[str]]:
     """Return how calls are written, None where they do not show it.
 
-    `both`, `one` and `bare` are what a template writes of CALLS, the first of them, and
-    NO_ARGUMENTS. Returns also what of the calls' beginning is part of the header, and what ends a
-    reply with calls.
+    `both` and `one` are what a template writes of CALLS, and of the first of them. Returns also
+    what of the calls' beginning is part of the header, and what ends a reply with calls.
     """
     first, second = _item(both, 0, CALLS[0]), None
     if first is not None:
         second = _item(both, first.end, CALLS[1])
     if first is None or second is None:
-        return _form_of_one(heads, one, bare)
+        return _form_of_one(heads, one)
     head = _slotted(both[: first.start])
     between, tail = _slotted(both[first.end : second.start]), both[second.end :]
     begin = shared_end(head, between)
     if first.form.object is None and NAME not in begin:
-        return _form_of_one(heads, one, bare)
+        return _form_of_one(heads, one)
     between = between[: len(between) - len(begin)]
     close = shared_start(between, heads.without_end(tail))
     before, given = head[: len(head) - len(begin)], heads.header[len(head) - len(begin) :]
@@ -148,10 +144,10 @@ def call_form(
         after="" if is_end else after,
         closes_one=after.strip() in one,
     )
-    return _with_empty(form, bare), given, [after, end] if is_end else [end]
+    return form, given, [after, end] if is_end else [end]
 
 
-def _form_of_one(heads: Heads, one: str, bare: str) -> tuple[CallForm | None, str, Sequence[str]]:
+def _form_of_one(heads: Heads, one: str) -> tuple[CallForm | None, str, Sequence[str]]:
     """Return the form of calls of which a turn has one only."""
     item = _item(one, 0, CALLS[0])
     if item is None:
@@ -161,22 +157,7 @@ def _form_of_one(heads: Heads, one: str, bare: str) -> tuple[CallForm | None, st
     form = replace(item.form, open=begin, close=close, several=False)
     if item.form.object is None and NAME not in begin:
         return None, "", ()
-    return _with_empty(form, bare), "", ()
-
-
-def _with_empty(form: CallForm, bare: str) -> CallForm:
-    """Return a form with what it is without arguments, if pairs are no part of it then."""
-    if form.pairs is None:
-        return form
-    text = _slotted(bare)
-    name_end = text.rfind(NAME) + 1
-    end = text.find(form.close, name_end) if form.close.strip() else -1
-    if not name_end or end < 0:
-        return form
-    usual = re.escape(form.open[form.open.rfind(NAME) + 1 :])
-    usual = usual.replace(INDEX, r"\d+").replace(ID, r"\S*")
-    empty = text[name_end:end]
-    return form if re.fullmatch(usual, empty) else replace(form, empty=empty)
+    return form, "", ()
 
 
 def _slotted(text: str) -> str:

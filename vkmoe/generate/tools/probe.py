@@ -21,7 +21,7 @@ from vkmoe.generate.tools.forms import (
     shared_start,
     without,
 )
-from vkmoe.generate.tools.infer import CALLS, NO_ARGUMENTS, TOOLS, Heads, call_form
+from vkmoe.generate.tools.infer import CALLS, TOOLS, Heads, call_form
 
 _QUESTION, _TEXT, _THOUGHT = "zquestionz", "ztextz", "zthoughtz"
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # where a template writes none
@@ -43,7 +43,6 @@ class _Probe:
         self._thought = self._rendered(content=_TEXT, reasoning_content=_THOUGHT)
         self._calls = self._rendered(tool_calls=CALLS)
         self._one = self._rendered(tool_calls=CALLS[:1])
-        self._bare = self._rendered(tool_calls=[NO_ARGUMENTS])
         self._text_call = self._rendered(content=_TEXT, tool_calls=CALLS[:1])
         self._thought_call = self._rendered(reasoning_content=_THOUGHT, tool_calls=CALLS[:1])
         replies = list(filter(None, [self._text, self._calls, self._one, self._thought]))
@@ -66,7 +65,7 @@ class _Probe:
         thought = self._thought_marks()
         content, end = self._content_marks(thought)
         heads = Heads(self._header, (*thought, *content), end.strip())
-        call, given, ends = call_form(heads, self._calls, self._one, self._bare)
+        call, given, ends = call_form(heads, self._calls, self._one)
         first, close = thought
         if given and content[0]:
             content = (given + content[0], content[1] or close.partition(given)[0])
