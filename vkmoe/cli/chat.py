@@ -156,7 +156,7 @@ class LocalModel:
 
         tokenizer = self._llm.tokenizer
         # Other models show their thoughts as they write them.
-        family = ToolFamily("harmony" if tokenizer.has_channels else "none")
+        family = ToolFamily(is_harmony=tokenizer.has_channels)
         parser = ReplyParser(family, drops_blank=tokenizer.adds_space)
         prompt = self._template.render(messages, **self._names)
         ids = tokenizer.encode(prompt, add_special=False)

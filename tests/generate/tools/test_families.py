@@ -56,10 +56,10 @@ def test_the_name_of_a_template_does_not_matter() -> None:
 
 def test_a_template_without_calls_has_none(tiny_tokenizer: Tokenizer) -> None:
     source = TEMPLATES["none"]
-    assert family_of(source, tiny_tokenizer) == ToolFamily("none")
-    assert family_of("", tiny_tokenizer) == ToolFamily("none")
+    assert family_of(source, tiny_tokenizer) == ToolFamily()
+    assert family_of("", tiny_tokenizer) == ToolFamily()
     family = family_of(source + "{# <think> </think> #}", tiny_tokenizer)
-    assert family == ToolFamily("none", ReplyForm(THINK), {"<think>": 261})
+    assert family == ToolFamily(ReplyForm(THINK), mark_ids={"<think>": 261})
 
 
 def test_a_template_that_is_broken_is_an_error(tiny_tokenizer: Tokenizer) -> None:
@@ -79,7 +79,7 @@ def test_marks_that_are_control_tokens_show() -> None:
 def test_channels_are_those_of_harmony() -> None:
     ends = with_tokens("<|channel|>", "<|message|>", "<|call|>", "<|return|>")
     marks = {"<|channel|>": 262, "<|message|>": 263}  # they show anyhow, ends never
-    assert family_of("", ends) == ToolFamily("harmony", mark_ids=marks)
+    assert family_of("", ends) == ToolFamily(is_harmony=True, mark_ids=marks)
 
 
 def test_a_family_is_found_once_and_quickly(

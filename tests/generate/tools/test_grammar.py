@@ -193,7 +193,7 @@ def test_references_that_lead_far_or_everywhere_come_to_an_end() -> None:
 
 def test_control_tokens_stand_by_their_ids() -> None:
     ids = {"[TOOL_CALLS]": 9, "[ARGS]": 32, "[/THINK]": 7}
-    family = ToolFamily("template", FAMILIES["mistral-args"].form, ids)
+    family = ToolFamily(FAMILIES["mistral-args"].form, mark_ids=ids)
     grammar = calls_of(family, TOOLS)
     assert '<[9]> "add" ("[CALL_ID]" /[A-Za-z0-9_.:-]+/)? <[32]> %json' in grammar
     assert "thought_end: /(?s:.*)/ <[7]>" in grammar

@@ -361,18 +361,18 @@ def test_a_reply_of_harmony_in_a_chat_has_no_calls() -> None:
         '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|end|>'
         "<|start|>assistant<|channel|>final<|message|>2"
     )
-    assert joined(events_of(text, ToolFamily("harmony"), tools=[])) == Reply("2", '{"a": 1}', [])
+    assert joined(events_of(text, FAMILIES["harmony"], tools=[])) == Reply("2", '{"a": 1}', [])
     for bare, wanted in (("<|message|>bare", "bare"), ("<|channel|>analysis", ""), ("", "")):
-        assert joined(events_of(bare, ToolFamily("harmony"), tools=[])) == Reply(wanted, "", [])
+        assert joined(events_of(bare, FAMILIES["harmony"], tools=[])) == Reply(wanted, "", [])
 
 
 def test_thoughts_show_without_tools() -> None:
-    family = ToolFamily("none", ReplyForm(THINK))
+    family = ToolFamily(ReplyForm(THINK))
     assert joined(events_of("<think>a</think>b", family, tools=[])) == Reply("b", "a", [])
 
 
 @pytest.mark.parametrize("pieces", [["\n"], [" ", "\n"], ["\n", "a", " \n"]])
 def test_blanks_are_answer_where_a_model_writes_nothing_else(pieces: list[str]) -> None:
-    parser = ReplyParser(ToolFamily("none", ReplyForm()), TOOLS)
+    parser = ReplyParser(ToolFamily(), TOOLS)
     found = [*(each for piece in pieces for each in parser.feed(piece)), *parser.finish()]
     assert "".join(each.text for each in found if isinstance(each, Content)) == "".join(pieces)

@@ -153,7 +153,7 @@ class Written:
 
     def without_end(self, reply: str) -> str:
         """A reply without what ends its turn, which models have a token for."""
-        ends = ["<|call|>"] if self.family.name == "harmony" else [*self.family.form.ends]
+        ends = ["<|call|>"] if self.family.is_harmony else [*self.family.form.ends]
         for end in (*ends, self.family.form.header, *ends):
             reply = reply.rstrip().removesuffix(end or "\n")
         return reply.rstrip()
@@ -209,7 +209,7 @@ def fault(written: Written, step: int) -> str:
 
     Each is cut at every `step`-th letter. Grammars are tried with few where the step is long.
     """
-    if written.offers_tools is False and written.family.name == "none":
+    if written.offers_tools is False and not written.family.has_calls:
         return "no tools"
     n_calls = 0
     for name, case in CASES.items():

@@ -22,7 +22,6 @@ from vkmoe.generate.tools import (
     ReplyEvent,
     ReplyParser,
     Thought,
-    ToolFamily,
     reply_grammar,
 )
 
@@ -165,8 +164,8 @@ class ChatPrompt:
         elif asked.form is None:
             return None
         else:
-            tools = asked.offered if family.name != "none" else []
-            if not tools and not _has_more_than_text(family):
+            tools = asked.offered if family.has_calls else []
+            if not tools and not family.has_thoughts:
                 return asked.form.constraint(constraints)
             if tools:  # whose schemas are kept to as far as that can be; the answer's must be
                 asked.form.constraint(constraints)
@@ -195,11 +194,6 @@ class ChatPrompt:
             # A form knows its own blanks, and a text that goes on may begin with one.
             drops_blank=tokenizer.adds_space and constraint is None and not asked.continues,
         )
-
-
-def _has_more_than_text(family: ToolFamily) -> bool:
-    """Say whether a reply without calls may have something else than the answer."""
-    return family.thought is not None or family.name == "harmony"
 
 
 class ReplyText:

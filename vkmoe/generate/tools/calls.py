@@ -18,7 +18,7 @@ from vkmoe.generate.tools.forms import (
     INDEX,
     KEY,
     NAME,
-    SLOTS,
+    SLOT,
     CallForm,
     PairForm,
     mark_of,
@@ -35,7 +35,6 @@ from vkmoe.generate.tools.json_text import (
 )
 from vkmoe.generate.tools.schemas import ParameterSchemas, kind_of
 
-_SLOT = re.compile(f"([{SLOTS}])")
 _ID = re.compile(r"[^\s<>\"'\[\]{}]*")
 _DIGITS = re.compile(r"[0-9]*")
 _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}  # templates write them
@@ -58,7 +57,7 @@ class CallReader:
         self._only_known, self._ends = not form.mark, ends
         others = re.escape("".join(sorted(set("".join(schemas)) - set(BLANKS))))
         self._name = re.compile(rf"[\w.:/{others}-]*")
-        self._head, *self._rest = _SLOT.split(form.open)
+        self._head, *self._rest = SLOT.split(form.open)
         self._is_inside = False  # the first mark of the call was left out
         inner = self._head[self._head.rfind("<") :] if "<" in self._head else ""
         starts = (form.tag + form.before + self._head, form.before + self._head, self._head, inner)

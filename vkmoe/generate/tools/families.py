@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
 
 from vkmoe.generate.chat.template import ChatTemplate, special_tokens
 from vkmoe.generate.text.tokenizer import Tokenizer
 from vkmoe.generate.tools.cursor import BLANKS
-from vkmoe.generate.tools.forms import (
-    ReplyForm,
-)
+from vkmoe.generate.tools.forms import ReplyForm
 from vkmoe.generate.tools.harmony import CHANNEL, HARMONY_MARKS, MESSAGE
 from vkmoe.generate.tools.probe import THOUGHTS, reply_form
-
-FamilyName = Literal["harmony", "template", "none"]
 
 # Llama's models may write it before a call, which their templates write without.
 PYTHON_TAG = "<|python_tag|>"
@@ -27,14 +22,14 @@ PYTHON_TAG = "<|python_tag|>"
 
 @dataclass(frozen=True)
 class ToolFamily:
-    """Says how a model writes thoughts and calls: as harmony, as its template, or no calls at all.
+    """Says how a model writes thoughts and calls: in its `form`, or in OpenAI's harmony.
 
     `mark_ids` are the ids of the marks of its form that are special tokens, `shown` those that a
     reply hides: as `Request.shown` they come out as text.
     """
 
-    name: FamilyName
     form: ReplyForm = field(default_factory=ReplyForm)
+    is_harmony: bool = False
     mark_ids: dict[str, int] = field(default_factory=dict)
     shown: frozenset[int] = frozenset()
 
@@ -42,6 +37,16 @@ class ToolFamily:
     def thought(self) -> tuple[str, str] | None:
         """Return the marks around a thought, None where a model has none, or has channels."""
         return self.form.thought
+
+    @property
+    def has_thoughts(self) -> bool:
+        """Say whether a reply may have thoughts."""
+        return self.is_harmony or self.thought is not None
+
+    @property
+    def has_calls(self) -> bool:
+        """Say whether the model's own replies may have calls."""
+        return self.is_harmony or self.form.call is not None
 
     def begins_in_thought(self, prompt: str) -> bool:
         """Say whether a rendered prompt ends inside a thought, which the template has opened."""
@@ -56,35 +61,31 @@ def family_of(template_source: str, tokenizer: Tokenizer) -> ToolFamily:
     cannot be used.
     """
     if tokenizer.has_channels:
-        family = ToolFamily("harmony")
+        family = ToolFamily(is_harmony=True)
     else:
         family = _found_once(template_source, tuple(special_tokens(tokenizer).items()))
     form = family.form
-    if family.name != "harmony" and form.thought is None:
+    if not family.has_thoughts:
         known = [p for p in THOUGHTS if all(tokenizer.special_id(m) is not None for m in p)]
         form = replace(form, thought=known[0]) if known else form
-    literals = HARMONY_MARKS if family.name == "harmony" else form.literals()
+    literals = HARMONY_MARKS if family.is_harmony else form.literals()
     parts = [part for text in literals for part in tokenizer.parts(text)]
     ids = {part for part in parts if isinstance(part, int)} - tokenizer.end_ids
-    return ToolFamily(
-        "template" if form.call else family.name,
-        form,
-        {tokenizer.token_text(i): i for i in sorted(ids)},
-        tokenizer.control_ids & ids,
-    )
+    marks = {tokenizer.token_text(i): i for i in sorted(ids)}
+    return replace(family, form=form, mark_ids=marks, shown=tokenizer.control_ids & ids)
 
 
 def family_of_template(chat: ChatTemplate) -> ToolFamily:
     """Find the family of a chat template by itself. It takes a few renderings."""
     if CHANNEL in chat.source and MESSAGE in chat.source:
-        return ToolFamily("harmony")
+        return ToolFamily(is_harmony=True)
     form = reply_form(chat)
     call = form.call
     if call and call.object and not (call.mark or call.between.strip()):
         call = replace(call, tag=PYTHON_TAG, between="; ")
-    return ToolFamily("none" if call is None else "template", replace(form, call=call))
+    return ToolFamily(replace(form, call=call))
 
 
 @lru_cache(maxsize=64)
 def _found_once(source: str, tokens: tuple[tuple[str, str], ...]) -> ToolFamily:
-    return family_of_template(ChatTemplate(source, dict(tokens))) if source else ToolFamily("none")
+    return family_of_template(ChatTemplate(source, dict(tokens))) if source else ToolFamily()

@@ -14,6 +14,7 @@ from functools import cache
 # Stand inside a literal for what differs from call to call; no text has these characters.
 NAME, ID, INDEX, ARGUMENTS, KEY = SLOTS = "\ue000\ue001\ue002\ue003\ue004"
 
+SLOT = re.compile(f"([{SLOTS}])")
 _ATOM = re.compile(rf"<[^<>\s{SLOTS}]*>?|\[/?[A-Z_]{{2,}}\]|\s|\w+|.", re.DOTALL)
 _STRONG = re.compile(rf"[^\s\[\]{{}}()\"',:={SLOTS}]")
 
@@ -78,6 +79,14 @@ class CallForm:
     def mark(self) -> str:
         """Return what a call begins with; "" where that is only brackets, as in plain JSON."""
         return mark_of(self.before + self.open)
+
+
+# How a model writes a call whose template shows none.
+PLAIN_CALL = CallForm(
+    "",
+    object=ObjectForm(f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}', "name", "arguments"),
+    several=False,
+)
 
 
 @dataclass(frozen=True)

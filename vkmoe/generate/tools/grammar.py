@@ -19,25 +19,17 @@ from vkmoe.generate.tools.forms import (
     INDEX,
     KEY,
     NAME,
-    SLOTS,
-    CallForm,
-    ObjectForm,
+    PLAIN_CALL,
+    SLOT,
     PairForm,
 )
 from vkmoe.generate.tools.harmony import CHANNEL, MESSAGE
-from vkmoe.generate.tools.parser import function_of
-from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
+from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas, function_of, mapping
 
 # Writes a JSON schema as a grammar wants it: `Constraints.json_in_lark` does.
 InLark = Callable[[Mapping[str, Any] | bool], str]
 
-_SLOT = re.compile(f"([{SLOTS}])")
 _OPTIONAL = re.compile(rf'(\[[A-Z_]+\]{ID}|, "[^"]+": "?{ID}"?|"[^"]+": "?{ID}"?, )')
-_PLAIN = CallForm(
-    "",
-    object=ObjectForm(f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}', "name", "arguments"),
-    several=False,
-)
 # A value that is nearly JSON, as Python writes it, or with marks around texts.
 _LOOSE = r"""loose: loose_text | loose_object | loose_array | LOOSE_SCALAR
 loose_object: "{" (loose_pair (/, ?/ loose_pair)*)? "}"
@@ -73,7 +65,7 @@ def reply_grammar(
             "a tool call is demanded, but there are no tools",
             "leave tool_choice at 'auto' or 'none'",
         )
-    functions = [] if answer is not None and family.name == "none" else map(function_of, tools)
+    functions = [] if answer is not None and not family.has_calls else map(function_of, tools)
     grammar = _Grammar(family, list(functions), in_lark)
     return grammar.text(answer, parallel, in_thought)
 
@@ -85,8 +77,8 @@ class _Grammar:
         self, family: ToolFamily, functions: Sequence[Mapping[str, Any]], in_lark: InLark
     ) -> None:
         self._family, self._functions, self._in_lark = family, functions, in_lark
-        self._form, self._is_harmony = family.form, family.name == "harmony"
-        call = self._form.call or _PLAIN
+        self._form, self._is_harmony = family.form, family.is_harmony
+        call = self._form.call or PLAIN_CALL
         given = self._form.given if call.open.startswith(self._form.given) else ""
         if not given and not call.before.strip():
             given = call.open[: len(call.open) - len(call.open.lstrip())]
@@ -97,8 +89,7 @@ class _Grammar:
 
     def text(self, answer: str | None, parallel: bool, in_thought: bool) -> str:
         """Return the rules: of a thought, if there can be one, of an answer, and of calls."""
-        has_thought = self._is_harmony or self._family.thought is not None
-        rules = [*self._thought()] if has_thought else []
+        rules = [*self._thought()] if self._family.has_thoughts else []
         choices = []
         if answer is not None:
             first, last = self._form.content
@@ -113,7 +104,7 @@ class _Grammar:
         if not in_thought and self._family.thought is not None:  # one that is over at once
             over = f"{self._marked(self._family.thought[1])} {_BLANKS}"
             before = f'("\\n"? (thought | {over}))?'
-        start = f"start: {before if has_thought else ''} ({' | '.join(choices)})"
+        start = f"start: {before if self._family.has_thoughts else ''} ({' | '.join(choices)})"
         return "\n".join([start, *rules, *dict.fromkeys(self._more)]) + "\n"
 
     def _thought(self) -> Iterator[str]:
@@ -183,7 +174,7 @@ class _Grammar:
         keys = list(schemas.properties)
         forms = [
             self._pair(
-                pairs, key, {**shared, **_mapping(schemas.properties[key])}, schemas.parameter(key)
+                pairs, key, {**shared, **mapping(schemas.properties[key])}, schemas.parameter(key)
             )
             for key in keys
         ]
@@ -260,7 +251,7 @@ class _Grammar:
         """
         slots, found = {INDEX: "/[0-9]+/", ID: "/[A-Za-z0-9_.:-]+/"}, []
         for i, part in enumerate(_OPTIONAL.split(text.replace(NAME, name))):
-            pieces = [slots.get(piece) or self._marked(piece) for piece in _SLOT.split(part)]
+            pieces = [slots.get(piece) or self._marked(piece) for piece in SLOT.split(part)]
             written = " ".join(filter(None, pieces))
             found.append(f"({written})?" if i % 2 else written)
         return " ".join(filter(None, found))
@@ -277,11 +268,7 @@ class _Grammar:
 
 def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a function's arguments, which are an object."""
-    return {"type": "object", "properties": {}, **_mapping(function.get("parameters"))}
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return {"type": "object", "properties": {}, **mapping(function.get("parameters"))}
 
 
 def _quoted(text: str) -> str:

@@ -9,11 +9,9 @@ from vkmoe.generate.tools.calls import CallReader, literal
 from vkmoe.generate.tools.cursor import Cursor, Malformed, Steps
 from vkmoe.generate.tools.events import ReplyEvent, random_call_id
 from vkmoe.generate.tools.families import ToolFamily
-from vkmoe.generate.tools.forms import CallForm, ObjectForm, mark_of
+from vkmoe.generate.tools.forms import PLAIN_CALL, mark_of
 from vkmoe.generate.tools.harmony import read_harmony
-
-# How a model writes a call whose template has no form of calls.
-PLAIN_CALL = CallForm("", object=ObjectForm("", "name", "arguments"), several=False)
+from vkmoe.generate.tools.schemas import function_of, mapping
 
 
 class ReplyParser:
@@ -43,13 +41,9 @@ class ReplyParser:
         come out with its first argument; then one that turns out malformed ends there, and what
         follows is part of the answer. `drops_blank`: one before the first word is no part of it.
         """
-        functions = [function_of(tool) for tool in tools]
-        self._schemas = {
-            str(function.get("name")): parameters
-            for function in functions
-            if isinstance(parameters := function.get("parameters") or {}, Mapping)
-        }
-        self._is_harmony, self._form = family.name == "harmony", family.form
+        functions = map(function_of, tools)
+        self._schemas = {str(f.get("name")): mapping(f.get("parameters")) for f in functions}
+        self._is_harmony, self._form = family.is_harmony, family.form
         call = family.form.call or (PLAIN_CALL if must_call else None)
         self._has_form = bool(family.thought or family.form.content[0] or (tools and call))
         trims = self._has_form and not self._is_harmony
@@ -200,9 +194,3 @@ class ReplyParser:
             cursor.form()
         else:
             cursor.back(0)
-
-
-def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the function that a tool in the form of OpenAI's API describes."""
-    function = tool.get("function", tool)
-    return function if isinstance(function, Mapping) else {}

@@ -41,10 +41,8 @@ class ParameterSchemas:
             if not isinstance(top, Mapping) or top.get("properties") or "$ref" not in top:
                 break
             top = self._at(top["$ref"])  # as recursive models are written
-        given = top if isinstance(top, Mapping) else {}
-        properties = given.get("properties")
-        self.properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
-        self.required: list[Any] = _list(given.get("required"))
+        self.properties = mapping(mapping(top).get("properties"))
+        self.required = _list(mapping(top).get("required"))
 
     def parameter(self, name: str) -> Allowed:
         """Return what values the parameter `name` may have."""
@@ -77,6 +75,16 @@ class ParameterSchemas:
             key = step.replace("~1", "/").replace("~0", "~")
             place = place.get(key) if isinstance(place, Mapping) else None
         return place
+
+
+def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the function that a tool in the form of OpenAI's API describes."""
+    return mapping(tool.get("function", tool))
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return a value that should be an object; where it is none, an empty one."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def kind_of(value: str) -> str:

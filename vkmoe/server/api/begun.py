@@ -76,7 +76,7 @@ async def begin_text(
         more["constraint"] = await service.off_loop(constrain, is_long=True)
     fitting = service.fitting(llm, tokens)
     replies = service.begin(service.requests(llm, [fitting], asked, **more))
-    plain = ToolFamily("none")
+    plain = ToolFamily()
     return Begun(llm, replies, [ReplyText(ReplyParser(plain), each.generation) for each in replies])
 
 

@@ -128,9 +128,9 @@ def capabilities(llm: LLM) -> list[str]:
     family = llm.chat_format.family
     able = {
         "completion": True,
-        "tools": family.name != "none",
+        "tools": family.has_calls,
         "insert": llm.tokenizer.gaps.keys() >= {"fim_pre", "fim_suf", "fim_mid"},
-        "thinking": family.thought is not None or family.name == "harmony",
+        "thinking": family.has_thoughts,
     }
     return [name for name, is_able in able.items() if is_able]
 
