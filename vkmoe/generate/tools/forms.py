@@ -80,6 +80,11 @@ class CallForm:
         """Return what a call begins with; "" where that is only brackets, as in plain JSON."""
         return mark_of(self.before + self.open)
 
+    @property
+    def has_name(self) -> bool:
+        """Say whether the form shows where the name of the tool stands."""
+        return self.object is not None or NAME in self.open
+
 
 # How a model writes a call whose template shows none.
 PLAIN_CALL = CallForm(

@@ -26,7 +26,8 @@ from vkmoe.generate.tools.forms import (
     shared_start,
     without,
 )
-from vkmoe.generate.tools.json_text import json_at
+from vkmoe.generate.tools.json_text import is_json, json_at
+from vkmoe.generate.tools.schemas import kind_of
 
 _FIRST, _SECOND = "zprobe_one", "zprobe_two"
 _AWKWARD = 'it\'s "two"\n<b> \\ & {x}, y'
@@ -42,13 +43,6 @@ _ARGUMENTS: dict[str, Any] = {
     "kh_text": "zlastz",
 }
 _OTHER = {"ka_text": "zotherz", "kb_text": "zmorez", "kc_number": 8147, "kh_text": "zendz"}
-_TYPES = {
-    "kc_number": ("number", "integer"),
-    "kd_flag": ("boolean",),
-    "ke_none": ("null",),
-    "kf_list": ("array",),
-    "kg_map": ("object",),
-}
 
 
 def _call(index: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,24 +51,22 @@ def _call(index: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]
 
 
 CALLS = [_call(0, _FIRST, _ARGUMENTS), _call(1, _SECOND, _OTHER)]
+_TEXT = {"type": "string"}
 _SCHEMAS: dict[str, Any] = {
     "kc_number": {"type": "integer"},
     "kd_flag": {"type": "boolean"},
-    "ke_none": {"type": "string"},
-    "kf_list": {"type": "array", "items": {"type": "string"}},
-    "kg_map": {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
+    "kf_list": {"type": "array", "items": _TEXT},
+    "kg_map": {"type": "object", "properties": {}, "additionalProperties": _TEXT},
 }
-_PROPERTIES = {
-    key: {"description": "one", **_SCHEMAS.get(key, {"type": "string"})} for key in _ARGUMENTS
+_PARAMETERS = {
+    "type": "object",
+    "properties": {key: {"description": "one"} | _SCHEMAS.get(key, _TEXT) for key in _ARGUMENTS},
+    "required": [],
 }
 TOOLS = [
     {
         "type": "function",
-        "function": {
-            "name": name,
-            "description": "one",
-            "parameters": {"type": "object", "properties": _PROPERTIES, "required": []},
-        },
+        "function": {"name": name, "description": "one", "parameters": _PARAMETERS},
     }
     for name in (_FIRST, _SECOND)
 ]
@@ -116,16 +108,13 @@ def call_form(heads: Heads, both: str, one: str) -> tuple[CallForm | None, str, 
     `both` and `one` are what a template writes of CALLS, and of the first of them. Returns also
     what of the calls' beginning is part of the header, and what ends a reply with calls.
     """
-    first, second = _item(both, 0, CALLS[0]), None
-    if first is not None:
-        second = _item(both, first.end, CALLS[1])
+    first = _item(both, 0, CALLS[0])
+    second = first and _item(both, first.end, CALLS[1])
     if first is None or second is None:
-        return _form_of_one(heads, one)
+        return _form_of_one(heads, one), "", ()
     head = _slotted(both[: first.start])
     between, tail = _slotted(both[first.end : second.start]), both[second.end :]
     begin = shared_end(head, between)
-    if first.form.object is None and NAME not in begin:
-        return _form_of_one(heads, one)
     between = between[: len(between) - len(begin)]
     close = shared_start(between, heads.without_end(tail))
     before, given = head[: len(head) - len(begin)], heads.header[len(head) - len(begin) :]
@@ -138,26 +127,26 @@ def call_form(heads: Heads, both: str, one: str) -> tuple[CallForm | None, str, 
     form = replace(
         first.form,
         open=begin,
-        close=first.form.close + close,
+        close=close,
         before=before,
         between=between[len(close) :],
         after="" if is_end else after,
         closes_one=after.strip() in one,
     )
+    if not form.has_name:
+        return _form_of_one(heads, one), "", ()
     return form, given, [after, end] if is_end else [end]
 
 
-def _form_of_one(heads: Heads, one: str) -> tuple[CallForm | None, str, Sequence[str]]:
+def _form_of_one(heads: Heads, one: str) -> CallForm | None:
     """Return the form of calls of which a turn has one only."""
     item = _item(one, 0, CALLS[0])
     if item is None:
-        return None, "", ()
+        return None
     begin = _slotted(heads.cleaned(one[: item.start]))
-    close = item.form.close + heads.without_end(one[item.end :])
+    close = heads.without_end(one[item.end :])
     form = replace(item.form, open=begin, close=close, several=False)
-    if item.form.object is None and NAME not in begin:
-        return None, "", ()
-    return form, "", ()
+    return form if form.has_name else None
 
 
 def _slotted(text: str) -> str:
@@ -173,9 +162,8 @@ def _item(text: str, start: int, call: Mapping[str, Any]) -> _Item | None:
     place = text.find(name, start)
     if place < 0:
         return None
-    others = [each["function"]["name"] for each in CALLS if each is not call]
-    places = [text.find(other, place) for other in others]
-    limit = min([i for i in places if i >= 0], default=len(text))
+    other = _SECOND if name == _FIRST else _FIRST
+    limit = text.find(other, place) if other in text[place:] else len(text)
     return (
         _object(text, start, place, call)
         or _value(text, place, limit, arguments)
@@ -236,8 +224,8 @@ def _value(text: str, place: int, limit: int, arguments: Mapping[str, Any]) -> _
     while begin >= 0:
         found = json_at(text, begin, quotes)
         if found is not None and _alike(json.loads(found.json), arguments):
-            is_json = _is_json(text[begin : found.end])
-            return _Item(begin, found.end, CallForm("", quotes=quotes, is_json=is_json))
+            form = CallForm("", quotes=quotes, is_json=is_json(text[begin : found.end]))
+            return _Item(begin, found.end, form)
         begin = text.find("{", begin + 1, limit)
     return None
 
@@ -251,14 +239,6 @@ def _alike(value: object, arguments: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _pairs(text: str, place: int, limit: int, arguments: Mapping[str, Any]) -> _Item | None:
     """Find arguments that are written one by one, behind a name."""
     keys = _keys(text, place, limit, arguments)
@@ -266,35 +246,33 @@ def _pairs(text: str, place: int, limit: int, arguments: Mapping[str, Any]) -> _
         return None
     name_end = max(place, *(text.rfind(n, 0, keys[0].start) + len(n) for n in (_FIRST, _SECOND)))
     first, last = keys[0], keys[-1]
-    number = next((key for key in keys if key.key == "kc_number"), None)
-    middle, step = text[first.end : first.value], text[first.value_end : keys[1].start]
-    quote = ""
-    if number is not None and middle.startswith(number.middle) and middle != number.middle:
-        quote = step[0] if step[:1] == middle[-1] and middle[:-1] == number.middle else ""
-        middle, step = middle.removesuffix(quote), step.removeprefix(quote)
-    step = step.replace(first.key, KEY)
+    middle, step = first.middle, text[first.value_end : keys[1].start]
+    numbers = [key.middle for key in keys if key.key == "kc_number"]
+    quote = middle[-1:] if numbers == [middle[:-1]] and step[:1] == middle[-1:] else ""
+    middle, step = middle.removesuffix(quote), step.removeprefix(quote).replace(first.key, KEY)
     rest = text[last.value_end : limit].removeprefix(quote).replace(last.key, KEY)
     begin = shared_end(text[name_end : first.start], step)
     begin = begin[1:] if begin[:1] == ">" else begin  # a tag ends before the next begins
     step = step[: len(step) - len(begin)]
     close = shared_start(step, rest)
+    others = [key for key in keys if not isinstance(arguments[key.key], str)]
     middles = {middle: {"string"}}
-    for key in keys:
-        for kind in _TYPES.get(key.key, ()):
-            middles.setdefault(key.middle, set()).add(kind)
-    kinds = [(m, frozenset(types)) for m, types in middles.items()]
+    for key in others:
+        kind = kind_of(json.dumps(arguments[key.key]))
+        kinds = {"integer", "number"} if kind == "integer" else {kind}
+        middles[key.middle] = middles.get(key.middle, set()) | kinds
     is_plain = close.count(KEY) <= 1 and KEY not in begin + step[len(close) :]
     if not is_plain or not all(parts(m) for m in middles):
         return None
     pairs = PairForm(
         begin,
-        tuple(kinds) if len(kinds) > 1 else ((middle, frozenset()),),
+        tuple((m, frozenset(types if len(middles) > 1 else ())) for m, types in middles.items()),
         close,
         step[len(close) :],
         is_raw=not quote,
     )
-    texts = [text[key.value : key.value_end] for key in keys if key.key in _TYPES]
-    form = CallForm("", pairs=_with_awkward(pairs, keys, text), is_json=all(map(_is_json, texts)))
+    texts = [text[key.value : key.value_end] for key in others]
+    form = CallForm("", pairs=_with_awkward(pairs, keys, text), is_json=all(map(is_json, texts)))
     end = last.value_end + len(quote) + len(close.replace(KEY, last.key))
     return _Item(first.start - len(begin), end, form)
 
