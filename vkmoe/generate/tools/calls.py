@@ -25,6 +25,7 @@ from vkmoe.generate.tools.forms import (
     parts,
 )
 from vkmoe.generate.tools.json_text import (
+    PYTHON_NAMES,
     Loose,
     in_string,
     is_json,
@@ -37,7 +38,6 @@ from vkmoe.generate.tools.schemas import ParameterSchemas, kind_of
 
 _ID = re.compile(r"[^\s<>\"'\[\]{}]*")
 _DIGITS = re.compile(r"[0-9]*")
-_PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}  # templates write them
 
 
 class CallReader:
@@ -358,7 +358,7 @@ def literal(
 def _as_json(text: str, types: frozenset[str]) -> str:
     """Return the JSON of a value: what its type says, and a text where it cannot be read so."""
     plain = text.strip(BLANKS)
-    plain = _PYTHON_NAMES.get(plain, plain)
+    plain = PYTHON_NAMES.get(plain, plain)
     if plain[:1] in ("{", "[") and not is_json(plain):
         found = json_at(plain, 0)
         plain = found.json if found is not None and found.end == len(plain) else plain

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from vkmoe.generate.reply import find_mark, possible_length
@@ -299,15 +300,11 @@ class Cursor:
 def _joined(events: list[ReplyEvent]) -> list[ReplyEvent]:
     """Join neighbours that continue each other."""
     joined: list[ReplyEvent] = []
-    for kind, group in itertools.groupby(events, key=type):
+    for _, group in itertools.groupby(events, key=type):
         neighbours = list(group)
         text = "".join(getattr(event, "text", "") for event in neighbours)
-        if kind is Content:
-            joined.append(Content(text))
-        elif kind is Thought:
-            joined.append(Thought(text))
-        elif isinstance(first := neighbours[0], ToolCallArguments):
-            joined.append(ToolCallArguments(first.index, text))  # other calls begin in between
-        else:
-            joined += neighbours
+        first = neighbours[0]
+        if isinstance(first, Content | Thought | ToolCallArguments):
+            neighbours = [replace(first, text=text)]  # other calls begin in between
+        joined += neighbours
     return joined

@@ -282,7 +282,6 @@ class _Key(NamedTuple):
 
     key: str
     start: int
-    end: int
     value: int
     value_end: int
     middle: str
@@ -305,7 +304,7 @@ def _keys(text: str, place: int, limit: int, arguments: Mapping[str, Any]) -> li
             continue
         begin, form = max(spots, key=lambda spot: (spot[0] + len(spot[1]), len(spot[1])))
         at = begin + len(form)
-        found.append(_Key(key, start, end, begin, at, text[end:begin]))
+        found.append(_Key(key, start, begin, at, text[end:begin]))
     wanted = [key for key, value in arguments.items() if isinstance(value, str)]
     seen = [each.key for each in found]
     is_whole = len(found) > 2 and seen[:2] == wanted[:2] and seen[-1] == wanted[-1]

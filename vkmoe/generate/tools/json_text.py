@@ -20,8 +20,8 @@ _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]")
 _CLOSES = {"{": "}", "[": "]"}
-_CONSTANTS = {"true": "true", "false": "false", "null": "null"}
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_CONSTANTS = ("true", "false", "null")
+PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 _BARE_KEY = re.compile(r"[^\s:,'\"{}\[\]<>]*")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _PLAIN_IN = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
@@ -46,11 +46,7 @@ class Found(NamedTuple):
     end: int
 
 
-def _ignore(text: str) -> None:
-    """Give out nothing."""
-
-
-def read_value(cursor: Cursor, give: Give = _ignore, loose: Loose | None = None) -> Steps[str]:
+def read_value(cursor: Cursor, give: Give | None = None, loose: Loose | None = None) -> Steps[str]:
     """Read one JSON value and return its text; `give` gets it while it arrives.
 
     Raises Malformed where it is none. With `loose` what comes out is JSON as well.
@@ -67,7 +63,7 @@ def json_at(
     cursor = Cursor(frozenset(), streams=False, trims=False, make_id=random_call_id)
     cursor.add(text[at:])
     cursor.is_over = True
-    reader = _ValueReader(cursor, _ignore, None if is_strict else Loose(quotes))
+    reader = _ValueReader(cursor, None, None if is_strict else Loose(quotes))
     try:
         for _ in reader.read():
             pass
@@ -103,49 +99,40 @@ def _unescape(found: re.Match[str]) -> str:
 class _ValueReader:
     """Reads one value, and gives out what is certain of it."""
 
-    def __init__(self, cursor: Cursor, give: Give, loose: Loose | None) -> None:
+    def __init__(self, cursor: Cursor, give: Give | None, loose: Loose | None) -> None:
         self.parts: list[str] = []
         self._given = cursor.place()
         self._cursor, self._give, self._loose = cursor, give, loose
-        self._open: list[str] = []  # brackets that are not closed yet
+        self._open: list[str] = []  # what closes the brackets that are open
         self._quotes = ("'", '"') if loose else ('"',)
         if loose and loose.quotes:
             self._quotes = (loose.quotes[0], *self._quotes)
 
     def read(self) -> Steps[None]:
         """Read it, level by level."""
-        cursor = self._cursor
-        while True:
-            opened = yield from self._value()
-            if opened:
-                char = yield from cursor.peek()
-                if char == _CLOSES[self._open[-1]]:
-                    self._take()
-                    self._open.pop()
-                else:
+        cursor, goes_on = self._cursor, True
+        while goes_on:
+            char = yield from cursor.peek()
+            if char in _CLOSES:
+                self._open.append(_CLOSES[char])
+                self._take()
+                yield from self._blanks()
+                if (yield from cursor.peek()) != self._open[-1]:
                     yield from self._key_if_object()
                     continue
-            if not (yield from self._goes_on()):
-                return
+            elif not (yield from self._text()):
+                yield from self._constant()
+            goes_on = yield from self._goes_on()
 
-    def _value(self) -> Steps[bool]:
-        """Read a scalar, or the bracket that opens something else; returns if it did that."""
-        cursor = self._cursor
-        char = yield from cursor.peek()
-        if char and char in _CLOSES:
-            self._open.append(char)
-            self._take()
-            yield from self._blanks()
-            return True
-        if not (yield from self._text()):
-            place = cursor.place()
-            text = yield from cursor.run(_SCALAR)
-            constant = _CONSTANTS.get(text) or (_PYTHON.get(text) if self._loose else None)
-            if constant is None and not _NUMBER.fullmatch(text):
-                cursor.back(place)
-                raise Malformed
-            self._report(constant or text)
-        return False
+    def _constant(self) -> Steps[None]:
+        """Read a number, or the name of a value."""
+        place = self._cursor.place()
+        text = yield from self._cursor.run(_SCALAR)
+        text = PYTHON_NAMES.get(text, text) if self._loose else text
+        if text not in _CONSTANTS and not _NUMBER.fullmatch(text):
+            self._cursor.back(place)
+            raise Malformed
+        self._report(text)
 
     def _goes_on(self) -> Steps[bool]:
         """Read what follows a value up to the next one; returns whether there is one."""
@@ -157,14 +144,14 @@ class _ValueReader:
                 yield from self._blanks()
                 yield from self._key_if_object()
                 return True
-            if char != _CLOSES[self._open[-1]]:
+            if char != self._open[-1]:
                 raise Malformed
             self._take()
             self._open.pop()
         return False
 
     def _key_if_object(self) -> Steps[None]:
-        if self._open[-1] == "{":
+        if self._open[-1] == "}":
             if not (yield from self._text()):
                 key = (yield from self._cursor.run(_BARE_KEY)) if self._loose else ""
                 if not key or self._cursor.is_at_cut:
@@ -244,7 +231,8 @@ class _ValueReader:
         found = self._cursor.raw(self._given) if text is None else text
         self._given = self._cursor.place()
         self.parts.append(found)
-        self._give(found)
+        if self._give is not None:
+            self._give(found)
 
 
 def read_call(cursor: Cursor, form: ObjectForm, only_known: bool = False) -> Steps[None]:
@@ -255,8 +243,7 @@ def read_call(cursor: Cursor, form: ObjectForm, only_known: bool = False) -> Ste
     if not form.name_key:
         yield from _read_named_object(cursor)
         return
-    name = arguments = None
-    is_given = False
+    name = arguments = None  # the arguments are "" where they came out already
     yield from cursor.expect("{")
     while True:
         key = yield from _read_key(cursor)
@@ -264,11 +251,11 @@ def read_call(cursor: Cursor, form: ObjectForm, only_known: bool = False) -> Ste
             name = _text_of((yield from read_value(cursor)))
             if only_known and name not in cursor.known:
                 raise Malformed
-        elif key in (form.arguments_key, *_KEYS) and arguments is None and not is_given:
+        elif key in (form.arguments_key, *_KEYS) and arguments is None:
             if name is not None and (yield from cursor.peek()) == "{":
                 cursor.begin_call(name)
                 yield from read_value(cursor, cursor.argument)
-                is_given = True
+                arguments = ""
             else:
                 arguments = object_of((yield from read_value(cursor)))
         elif key in form.others or key in ("id", "type"):
@@ -277,9 +264,9 @@ def read_call(cursor: Cursor, form: ObjectForm, only_known: bool = False) -> Ste
             raise Malformed
         if (yield from cursor.expect(",", "}")) == "}":
             break
-    if name is None or (only_known and arguments is None and not is_given):
+    if name is None or (only_known and arguments is None):
         raise Malformed
-    if not is_given:
+    if arguments != "":
         cursor.begin_call(name)
         cursor.argument(arguments or "{}")
 
