@@ -75,7 +75,7 @@ class CallReader:
         Raises Malformed for anything else.
         """
         begin = (self._form.before + self._head).removeprefix(given)
-        if not (yield from literal(self._cursor, begin)):
+        if not (yield from self._cursor.literal(begin)):
             raise Malformed
         only_known, self._only_known = self._only_known, True
         try:
@@ -92,12 +92,12 @@ class CallReader:
             cursor.end_call()
             if not (form.before + form.between + form.after).strip():
                 return
-            if form.after.strip() and (yield from literal(cursor, form.after, may_end=True)):
+            if form.after.strip() and (yield from cursor.literal(form.after, may_end=True)):
                 cursor.form()
                 return
             following = form.between + self._head
             if following.strip():
-                if not (yield from literal(cursor, following)):
+                if not (yield from cursor.literal(following)):
                     return
             else:
                 yield from cursor.blanks()
@@ -119,7 +119,7 @@ class CallReader:
 
     def _start(self, starts: list[str], mark: str) -> Steps[None]:
         for text in starts:
-            if (yield from literal(self._cursor, text.lstrip().removeprefix(mark))):
+            if (yield from self._cursor.literal(text.lstrip().removeprefix(mark))):
                 self._is_inside = bool(self._head) and len(parts(text)) < len(parts(self._head))
                 return
         raise Malformed
@@ -142,18 +142,17 @@ class CallReader:
         yield from self._close(may_end=form.pairs is None)
 
     def _close(self, may_end: bool) -> Steps[None]:
-        """Read what ends a call; a reply may end amid that."""
-        cursor = self._cursor
-        for i, part in enumerate(parts(self._form.close)):
+        """Read what ends a call. A reply may end amid that, and before it if `may_end`."""
+        cursor, marks = self._cursor, parts(self._form.close)
+        if may_end and marks:
             yield from cursor.blanks()
-            if (i or may_end) and not (yield from cursor.peek()):
+            if not (yield from cursor.peek()):
                 return
-            place = cursor.place()
-            if (yield from cursor.one_of((part,))) is None:
-                if self._is_inside and i and not cursor.is_at_cut:
-                    cursor.back(place)
-                    return
-                raise Malformed
+        found = yield from cursor.literal(self._form.close, may_end=True)
+        if not found and self._is_inside and marks[1:] and not cursor.is_at_cut:
+            found = yield from cursor.literal("".join(marks[:-1]))
+        if not found:
+            raise Malformed
 
     def _read_head(self) -> Steps[str]:
         """Read all up to the arguments and return the name."""
@@ -166,7 +165,7 @@ class CallReader:
                     raise Malformed
             elif piece in (ID, INDEX):
                 yield from cursor.run(_DIGITS if piece == INDEX else _ID)
-            elif not (yield from literal(cursor, piece, is_tight=True)) and (
+            elif not (yield from cursor.literal(piece, is_tight=True)) and (
                 cursor.is_at_cut or self._rest[i + 1 : i + 2] != [ID]  # an id may be left out
             ):
                 raise Malformed
@@ -224,10 +223,10 @@ class CallReader:
         place = cursor.place()
         if not first.strip() or "".join(last).startswith("".join(parts(first))):
             last = last if first.strip() else last[:1]
-            if (yield from literal(cursor, "".join(last))):
+            if (yield from cursor.literal("".join(last))):
                 cursor.back(place)
                 return False
-        found = yield from literal(cursor, first)
+        found = yield from cursor.literal(first)
         if not found and cursor.is_at_cut:
             raise Malformed
         return found
@@ -244,7 +243,7 @@ class CallReader:
             if cursor.is_at_cut:
                 break
             cursor.back(place)
-            if (yield from literal(cursor, middle.rstrip(BLANKS))):
+            if (yield from cursor.literal(middle.rstrip(BLANKS))):
                 if blanks := middle[len(middle.rstrip(BLANKS)) :]:
                     yield from cursor.one_of((blanks,))
                 return key.strip(BLANKS), types
@@ -319,7 +318,7 @@ class CallReader:
                 continue
             place = cursor.place()
             rest = "".join(parts(pairs.close)[1:]) if pairs.is_raw else pairs.close
-            if (yield from literal(cursor, rest)):
+            if (yield from cursor.literal(rest)):
                 inside = cursor.place()
                 following = (pairs.between + pairs.open, self._form.close)
                 for text in following:
@@ -331,28 +330,6 @@ class CallReader:
                 raise Malformed
             cursor.back(place)
             take(mark)
-
-
-def literal(
-    cursor: Cursor, text: str, is_tight: bool = False, may_end: bool = False
-) -> Steps[bool]:
-    """Read a text of a form, however it is spaced; where it does not follow, nothing is read.
-
-    Its beginning at the end of a reply that was cut is read too.
-    `is_tight`: no blanks stand before it unless it begins with one. With `may_end` the reply may
-    end amid it.
-    """
-    place = cursor.place()
-    for i, part in enumerate(parts(text)):
-        if i or not is_tight or text[0] in BLANKS:
-            yield from cursor.blanks()
-        if i and may_end and not (yield from cursor.peek()):
-            return True
-        if (yield from cursor.one_of((part,))) is None:
-            if not cursor.is_at_cut:
-                cursor.back(place)
-            return False
-    return True
 
 
 def _as_json(text: str, types: frozenset[str]) -> str:

@@ -23,6 +23,7 @@ from vkmoe.generate.tools.events import (
     ToolCallBegin,
     ToolCallEnd,
 )
+from vkmoe.generate.tools.forms import parts
 
 BLANKS = " \t\n\r"  # as in JSON
 _NAME = re.compile(r"[\w.:/-]{1,256}")
@@ -133,10 +134,10 @@ class Cursor:
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Read all characters that follow of those that `pattern` repeats."""
-        parts = []
+        pieces = []
         while (yield from self.peek()) and (text := self.some(pattern)):
-            parts.append(text)
-        return "".join(parts)
+            pieces.append(text)
+        return "".join(pieces)
 
     def blanks(self) -> Steps[None]:
         """Read blanks, if there are some."""
@@ -164,6 +165,25 @@ class Cursor:
                 return None
             yield
 
+    def literal(self, text: str, is_tight: bool = False, may_end: bool = False) -> Steps[bool]:
+        """Read a text of a form, however it is spaced; where it does not follow, nothing is read.
+
+        Its beginning at the end of a reply that was cut is read too.
+        `is_tight`: no blanks stand before it unless it begins with one. With `may_end` the reply
+        may end amid it.
+        """
+        place = self._at
+        for i, part in enumerate(parts(text)):
+            if i or not is_tight or text[0] in BLANKS:
+                yield from self.blanks()
+            if i and may_end and not (yield from self.peek()):
+                return True
+            if (yield from self.one_of((part,))) is None:
+                if not self.is_at_cut:
+                    self._at = place
+                return False
+        return True
+
     def expect(self, *texts: str) -> Steps[str]:
         """Read blanks and one of `texts`; raises Malformed where none follows."""
         yield from self.blanks()
@@ -180,8 +200,8 @@ class Cursor:
         Where the reply was cut, the beginning of a mark at the end is neither text nor mark.
         Returns the text before it, which `take` gets instead while it arrives.
         """
-        parts: list[str] = []
-        take = take or parts.append
+        pieces: list[str] = []
+        take = take or pieces.append
         while True:
             found = find_mark(self._text, marks, self._at)
             if found is not None:
@@ -195,12 +215,12 @@ class Cursor:
             take(text)  # may let go of all that was read
             self._at += len(mark)
             if mark:
-                return "".join(parts), mark
+                return "".join(pieces), mark
             if self.is_over:
                 if self._at < len(self._text):  # a mark that was cut: blanks before it are its
                     self._answer = _Run(after_mark=True)
                 self._ran_out, self._at = True, len(self._text)
-                return "".join(parts), None
+                return "".join(pieces), None
             yield
 
     def place(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vkmoe.generate.tools.calls import CallReader, literal
+from vkmoe.generate.tools.calls import CallReader
 from vkmoe.generate.tools.cursor import Cursor, Malformed, Steps
 from vkmoe.generate.tools.events import ReplyEvent, random_call_id
 from vkmoe.generate.tools.families import ToolFamily
@@ -114,7 +114,7 @@ class ReplyParser:
                 continue
             found = False
             for text in (last, first_answer, first_answer.removeprefix(given), *self._headers):
-                found = found or bool(text and (yield from literal(cursor, text)))
+                found = found or bool(text and (yield from cursor.literal(text)))
             if not found:
                 break
             cursor.begin_answer()
@@ -133,14 +133,14 @@ class ReplyParser:
         yield from self._cursor.blanks()
         if not (yield from self._cursor.peek()):
             return True
-        return bool(header) and (yield from literal(self._cursor, header))
+        return bool(header) and (yield from self._cursor.literal(header))
 
     def _opens_thought(self) -> Steps[bool]:
         """Read the mark of a thought, if one begins here, and blanks before it."""
         first = self._form.thought[0] if self._form.thought else ""
         yield from self._cursor.blanks()
         for text in dict.fromkeys((first, first.removeprefix(self._form.given))):
-            if text and (yield from literal(self._cursor, text)):
+            if text and (yield from self._cursor.literal(text)):
                 return True
         return False
 
@@ -155,7 +155,7 @@ class ReplyParser:
             if found is None:
                 break
             place = cursor.place()
-            is_end = yield from literal(cursor, ends[found].removeprefix(found))
+            is_end = yield from cursor.literal(ends[found].removeprefix(found))
             if is_end and (ends[found] == last or (yield from self._ends_turn(ends[found]))):
                 break
             if cursor.is_at_cut:
@@ -169,13 +169,13 @@ class ReplyParser:
         cursor, place = self._cursor, self._cursor.place()
         for text in self._form.content:
             is_mark = bool(text) and mark_of(text) == mark
-            if is_mark and (yield from literal(cursor, text.removeprefix(mark))):
+            if is_mark and (yield from cursor.literal(text.removeprefix(mark))):
                 cursor.begin_answer()
                 return
         for text in self._form.ends:
             if mark_of(text) == mark:
                 rest = text.removeprefix(mark)
-                is_end = not rest or (yield from literal(cursor, rest, may_end=True))
+                is_end = not rest or (yield from cursor.literal(rest, may_end=True))
                 if is_end and (yield from self._ends_turn(text)):
                     cursor.begin_answer()
                     return
