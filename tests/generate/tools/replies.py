@@ -92,6 +92,10 @@ TEMPLATES = {
         D.calls, "", D.calls_end, "<think> </think>",
     ),
     "llama": template(_ONE_ONLY + '{"name": "{{ f }}", "parameters": {{ a | tojson }}}'),
+    "elements": template(
+        "<|do|><name>{{ f }}</name>{% for k, v in a.items() %}<{{ k }}>"
+        "{{ v if v is string else v | tojson }}</{{ k }}>{% endfor %}<|done|>"
+    ),
     "none": "{% for m in messages %}{{ m.content }}{% endfor %}",
 }  # fmt: skip
 

@@ -334,6 +334,29 @@ def test_a_value_between_tags_has_the_type_of_its_schema(
     assert json.loads(joined(events).calls[0].arguments) == {"x": value}
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<zip>5</zip><tags><tag>7</tag></tags>", {"zip": "5", "tags": ["7"]}),
+        ("<zip></zip><tags></tags><x>NaN</x>", {"zip": "", "tags": [], "x": "NaN"}),
+        ("<x><item>5</item><item>true</item></x>", {"x": [5, True]}),
+        ("<x><x>1</x><y>None</y></x>", {"x": {"x": 1, "y": None}}),
+        ("<zip>5</zip> and", "<zip>5</zip> and"),
+        ("<x>" * 60 + "</x>" * 60, "<x>" * 60 + "</x>" * 60),
+    ],
+)
+def test_elements_have_the_types_that_references_lead_to(text: str, value: object) -> None:
+    tags = {"type": "array", "items": {"$ref": "#/$defs/Tag"}}
+    place = {"type": "object", "properties": {"zip": {"$ref": "#/$defs/Tag"}, "tags": tags}}
+    where = {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}
+    parameters = {"properties": {"where": where}}
+    parameters["$defs"] = {"Tag": {"type": "string"}, "Place": place}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    reply = f"<|do|><name>f</name><where>{text}</where><|done|>"
+    (call,) = joined(events_of([reply], FAMILIES["elements"], tools=tools)).calls
+    assert json.loads(call.arguments) == {"where": value}
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_hostile_replies_take_time_by_their_length(streams: bool) -> None:
     for text in (

@@ -25,16 +25,14 @@ from vkmoe.generate.tools.forms import (
     parts,
 )
 from vkmoe.generate.tools.json_text import (
-    PYTHON_NAMES,
     Loose,
     in_string,
-    is_json,
-    json_at,
+    json_of,
     read_call,
     read_value,
     unescaped,
 )
-from vkmoe.generate.tools.schemas import ParameterSchemas, kind_of
+from vkmoe.generate.tools.schemas import ParameterSchemas
 
 _ID = re.compile(r"[^\s<>\"'\[\]{}]*")
 _DIGITS = re.compile(r"[0-9]*")
@@ -53,8 +51,7 @@ class CallReader:
         schemas: Mapping[str, Mapping[str, Any]],
         ends: Sequence[str] = (),
     ) -> None:
-        self._cursor, self._form, self._schemas = cursor, form, schemas
-        self._only_known, self._ends = not form.mark, ends
+        self._cursor, self._form, self._schemas, self._ends = cursor, form, schemas, ends
         others = re.escape("".join(sorted(set("".join(schemas)) - set(BLANKS))))
         self._name = re.compile(rf"[\w.:/{others}-]*")
         self._head, *self._rest = SLOT.split(form.open)
@@ -63,11 +60,15 @@ class CallReader:
         starts = (form.tag + form.before + self._head, form.before + self._head, self._head, inner)
         self.starts = {text: mark for text in starts if (mark := mark_of(text))}
 
-    def read(self, mark: str = "") -> Steps[None]:
+    def read(self, mark: str) -> Steps[None]:
         """Read the calls that begin with `mark`. Raises Malformed for anything else."""
-        starts = [text for text, first in self.starts.items() if first == mark]
-        yield from self._start(starts, mark)
-        yield from self._read_calls()
+        for text, first in self.starts.items():
+            rest = text.lstrip().removeprefix(mark)
+            if first == mark and (yield from self._cursor.literal(rest)):
+                self._is_inside = bool(self._head) and len(parts(text)) < len(parts(self._head))
+                yield from self._read_calls(only_known=not self._form.mark)
+                return
+        raise Malformed
 
     def read_bare(self, given: str) -> Steps[None]:
         """Read calls of known tools with which a reply begins, without the mark or what is `given`.
@@ -77,16 +78,12 @@ class CallReader:
         begin = (self._form.before + self._head).removeprefix(given)
         if not (yield from self._cursor.literal(begin)):
             raise Malformed
-        only_known, self._only_known = self._only_known, True
-        try:
-            yield from self._read_calls()
-        finally:
-            self._only_known = only_known
+        yield from self._read_calls(only_known=True)
 
-    def _read_calls(self) -> Steps[None]:
+    def _read_calls(self, only_known: bool) -> Steps[None]:
         cursor, form = self._cursor, self._form
         while True:
-            yield from self._call()
+            yield from self._call(only_known)
             if not form.mark and not (yield from self._ends_reply()):
                 raise Malformed
             cursor.end_call()
@@ -117,21 +114,14 @@ class CallReader:
         cursor.back(place)
         return found
 
-    def _start(self, starts: list[str], mark: str) -> Steps[None]:
-        for text in starts:
-            if (yield from self._cursor.literal(text.lstrip().removeprefix(mark))):
-                self._is_inside = bool(self._head) and len(parts(text)) < len(parts(self._head))
-                return
-        raise Malformed
-
-    def _call(self) -> Steps[None]:
+    def _call(self, only_known: bool) -> Steps[None]:
         form = self._form
         if form.object is not None:
-            yield from read_call(self._cursor, form.object, self._only_known)
+            yield from read_call(self._cursor, form.object, only_known)
             yield from self._close(may_end=True)
             return
         name = yield from self._read_head()
-        if self._only_known and name not in self._cursor.known:
+        if only_known and name not in self._cursor.known:
             raise Malformed
         if form.pairs is not None:
             self._cursor.begin_call(name)
@@ -198,20 +188,15 @@ class CallReader:
         cursor = self._cursor
         before, seen = "{", set[str]()
         while (yield from self._has_pair(pairs, bool(seen))):
-            key, types = yield from self._read_key(pairs)
+            key, announced = yield from self._read_key(pairs)
             if key in seen:
                 raise Malformed
             seen.add(key)
             cursor.argument(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
-            allowed = schemas.parameter(key).types
-            if "string" in types or (types and allowed == {"string"}):
-                allowed = types & {"string"} or types
-            close = pairs.close.replace(KEY, key)
-            if KEY in pairs.close and allowed != {"string"}:
-                elements, schema = Elements(pairs), schemas.properties.get(key)
-                yield from self._read_elements(replace(pairs, close=close), elements, schema)
-            else:
-                yield from self._read_value(replace(pairs, close=close), allowed)
+            types = schemas.parameter(key).types
+            if "string" in announced or (announced and types == {"string"}):
+                types = announced & {"string"} or announced
+            yield from self._read_value(pairs, key, types, schemas)
             before = ", "
         cursor.argument("}" if seen else "{}")
 
@@ -249,32 +234,29 @@ class CallReader:
                 return key.strip(BLANKS), types
         raise Malformed
 
-    def _read_value(self, pairs: PairForm, types: frozenset[str]) -> Steps[None]:
+    def _read_value(
+        self, pairs: PairForm, key: str, types: frozenset[str], schemas: ParameterSchemas
+    ) -> Steps[None]:
         """Read a value and give it as JSON; one that can only be a text comes while it arrives."""
-        cursor = self._cursor
+        cursor, closed = self._cursor, replace(pairs, close=pairs.close.replace(KEY, key))
         if not pairs.is_raw:
-            yield from self._read_quoted(pairs)
-        elif types == {"string"} and pairs.wrap is None:
+            yield from self._read_quoted(closed)
+            return
+        if types == {"string"} and pairs.wrap is None:
             cursor.argument('"')
-            yield from self._read_text(pairs, lambda text: cursor.argument(in_string(text)))
+            yield from self._read_text(closed, lambda text: cursor.argument(in_string(text)))
             cursor.argument('"')
-        else:
-            pieces: list[str] = []
-            yield from self._read_text(pairs, pieces.append)
-            text = "".join(pieces)
-            first, last = pairs.wrap or ("", "")
-            if first and text.startswith(first) and text.endswith(last):
-                text, types = text[len(first) : -len(last)], frozenset({"string"})
-            cursor.argument(_as_json(text, types))
-
-    def _read_elements(self, pairs: PairForm, elements: Elements, schema: object) -> Steps[None]:
+            return
         pieces: list[str] = []
-        yield from self._read_text(pairs, pieces.append)
-        try:
-            value = elements.value("".join(pieces), schema)
-        except ValueError:
-            value = "".join(pieces)
-        self._cursor.argument(json.dumps(value, ensure_ascii=False))
+        yield from self._read_text(closed, pieces.append)
+        text = "".join(pieces)
+        first, last = pairs.wrap or ("", "")
+        if first and text.startswith(first) and text.endswith(last):
+            text, types = text[len(first) : -len(last)], frozenset({"string"})
+        if KEY in pairs.close:
+            cursor.argument(Elements(pairs, schemas).json(text, schemas.properties.get(key)))
+        else:
+            cursor.argument(json_of(text, types))
 
     def _read_quoted(self, pairs: PairForm) -> Steps[None]:
         """Read a value that is a text in quotes, or anything else that is nearly JSON."""
@@ -330,17 +312,3 @@ class CallReader:
                 raise Malformed
             cursor.back(place)
             take(mark)
-
-
-def _as_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value: what its type says, and a text where it cannot be read so."""
-    plain = text.strip(BLANKS)
-    plain = PYTHON_NAMES.get(plain, plain)
-    if plain[:1] in ("{", "[") and not is_json(plain):
-        found = json_at(plain, 0)
-        plain = found.json if found is not None and found.end == len(plain) else plain
-    if is_json(plain):
-        may_be_text, kind = not types or "string" in types, kind_of(plain)
-        if not may_be_text or (kind != "string" and kind in (types or {kind})):
-            return plain  # a text in quotes stays one
-    return json.dumps(text, ensure_ascii=False)

@@ -8,10 +8,11 @@ The marks around names are those of the arguments themselves (`PairForm`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from vkmoe.generate.tools.forms import KEY, PairForm
+from vkmoe.generate.tools.json_text import json_of
+from vkmoe.generate.tools.schemas import ParameterSchemas
 
 _MAX_DEPTH = 50  # of elements inside elements; deeper ones are a text
 
@@ -19,29 +20,37 @@ _MAX_DEPTH = 50  # of elements inside elements; deeper ones are a text
 class Elements:
     """Reads the inside of an element as JSON, by the schema of its value."""
 
-    def __init__(self, pairs: PairForm) -> None:
+    def __init__(self, pairs: PairForm, schemas: ParameterSchemas) -> None:
+        self._schemas = schemas
         self._open = pairs.open.strip()
         self._open_end = pairs.middles[0][0].strip()
         self._close, self._close_end = pairs.close.strip().split(KEY)
 
-    def value(self, text: str, schema: object, depth: int = 0) -> Any:
-        """Return the value that `text` is; raises ValueError where it is no elements."""
-        given = schema if isinstance(schema, Mapping) else {}
-        kind = given.get("type")
-        body = text.strip()
-        if not body.startswith(self._open) and (body or kind not in ("array", "object")):
-            return self._scalar(text, kind)
+    def json(self, text: str, schema: object) -> str:
+        """Return the JSON of `text`, which is a text where it is no elements."""
+        try:
+            value = self._value(text, schema, 0)
+        except ValueError:
+            value = text
+        return json.dumps(value, ensure_ascii=False)
+
+    def _value(self, text: str, schema: object, depth: int) -> Any:
+        types, body = self._schemas.allowed(schema).types, text.strip()
+        nested = types & {"array", "object"}
+        if types == {"string"} or not (body.startswith(self._open) or (nested and not body)):
+            return json.loads(json_of(text, types))
         if depth > _MAX_DEPTH:
             raise ValueError(body)
         found, at = list[tuple[str, str]](), 0
         while at < len(body):
             key, inner, at = self._element(body, at)
             found.append((key, inner))
-        properties = given.get("properties")
-        if kind == "array" or (kind is None and all(key == "item" for key, _ in found)):
-            return [self.value(inner, given.get("items"), depth + 1) for _, inner in found]
-        inside = properties if isinstance(properties, Mapping) else {}
-        return {key: self.value(inner, inside.get(key), depth + 1) for key, inner in found}
+        is_list = all(key == "item" for key, _ in found) if len(nested) != 1 else "array" in nested
+        if is_list:
+            items = self._schemas.inside(schema, "items")
+            return [self._value(inner, items, depth + 1) for _, inner in found]
+        properties = self._schemas.inside(schema, "properties")
+        return {key: self._value(each, properties.get(key), depth + 1) for key, each in found}
 
     def _element(self, text: str, at: int) -> tuple[str, str, int]:
         """Return the key and the inside of the element at `at`, and where it ends."""
@@ -60,12 +69,3 @@ class Elements:
             place = close + len(last)
         rest = text[place:]
         return key, text[inside:close], place + len(rest) - len(rest.lstrip())
-
-    def _scalar(self, text: str, kind: object) -> Any:
-        if kind == "string":
-            return text
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return text
-        return text if isinstance(value, str) else value

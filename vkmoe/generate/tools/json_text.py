@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vkmoe.generate.tools.cursor import Cursor, Malformed, Steps
+from vkmoe.generate.tools.cursor import BLANKS, Cursor, Malformed, Steps
 from vkmoe.generate.tools.events import random_call_id
 from vkmoe.generate.tools.forms import ObjectForm
+from vkmoe.generate.tools.schemas import kind_of
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')  # in a string
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
@@ -21,7 +22,7 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII
 _HEX = re.compile(r"[0-9a-fA-F]")
 _CLOSES = {"{": "}", "[": "]"}
 _CONSTANTS = ("true", "false", "null")
-PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 _BARE_KEY = re.compile(r"[^\s:,'\"{}\[\]<>]*")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _PLAIN_IN = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
@@ -78,6 +79,20 @@ def is_json(text: str) -> bool:
     return found is not None and found.end == len(text)
 
 
+def json_of(text: str, types: frozenset[str]) -> str:
+    """Return the JSON of a value: what its type says, and a text where it cannot be read so."""
+    plain = text.strip(BLANKS)
+    plain = _PYTHON_NAMES.get(plain, plain)
+    if plain[:1] in ("{", "[") and not is_json(plain):
+        found = json_at(plain, 0)
+        plain = found.json if found is not None and found.end == len(plain) else plain
+    if is_json(plain):
+        may_be_text, kind = not types or "string" in types, kind_of(plain)
+        if not may_be_text or (kind != "string" and kind in (types or {kind})):
+            return plain  # a text in quotes stays one
+    return json.dumps(text, ensure_ascii=False)
+
+
 def in_string(text: str) -> str:
     """Return `text` as it stands in a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
@@ -128,7 +143,7 @@ class _ValueReader:
         """Read a number, or the name of a value."""
         place = self._cursor.place()
         text = yield from self._cursor.run(_SCALAR)
-        text = PYTHON_NAMES.get(text, text) if self._loose else text
+        text = _PYTHON_NAMES.get(text, text) if self._loose else text
         if text not in _CONSTANTS and not _NUMBER.fullmatch(text):
             self._cursor.back(place)
             raise Malformed

@@ -36,17 +36,34 @@ class ParameterSchemas:
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         self._root = parameters
         self._found: dict[int, Allowed] = {}  # by the id of a schema, which the root keeps alive
-        top: Any = parameters
-        for _ in range(_MAX_DEPTH):
-            if not isinstance(top, Mapping) or top.get("properties") or "$ref" not in top:
-                break
-            top = self._at(top["$ref"])  # as recursive models are written
-        self.properties = mapping(mapping(top).get("properties"))
-        self.required = _list(mapping(top).get("required"))
+        self.properties = self.inside(parameters, "properties")
+        self.required = _list(self._first(parameters, "required"))
 
     def parameter(self, name: str) -> Allowed:
         """Return what values the parameter `name` may have."""
-        return self._of(self.properties.get(name), 0)
+        return self.allowed(self.properties.get(name))
+
+    def allowed(self, schema: object) -> Allowed:
+        """Return what values a schema allows that is a part of the parameters."""
+        return self._of(schema, 0)
+
+    def inside(self, schema: object, key: str) -> Mapping[str, Any]:
+        """Return what a schema has as `key`, which is an object, or a schema that it leads to."""
+        return mapping(self._first(schema, key))
+
+    def _first(self, schema: object, key: str) -> object:
+        """Return what a schema has as `key`, or the first that it leads to and that has it."""
+        schemas, seen = [schema], set[int]()
+        for each in schemas:  # which grow meanwhile
+            if not isinstance(each, Mapping) or id(each) in seen:
+                continue
+            if each.get(key):
+                return each[key]
+            seen.add(id(each))
+            schemas.append(self._at(each.get("$ref")))
+            for combined in ("allOf", "anyOf", "oneOf"):
+                schemas += _list(each.get(combined))
+        return None
 
     def _of(self, schema: object, depth: int) -> Allowed:
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
