@@ -110,8 +110,7 @@ class _Grammar:
     def _thought(self) -> Iterator[str]:
         """Write the rules of a thought, and of what is left of one that has begun."""
         if self._is_harmony:
-            first, last = f"{CHANNEL}analysis{MESSAGE}", "<|end|>"
-            rest = _quoted("<|start|>assistant")
+            first, last, rest = f"{CHANNEL}analysis{MESSAGE}", "<|end|>", '"<|start|>assistant"'
         else:
             assert self._family.thought is not None
             first, last = self._family.thought
@@ -169,27 +168,20 @@ class _Grammar:
 
     def _pairs(self, pairs: PairForm, schema: Mapping[str, Any], rule: str) -> str:
         """Write arguments one by one, in the schema's order; those that need not be may miss."""
-        schemas = ParameterSchemas(schema)
+        schemas, between = ParameterSchemas(schema), self._marked(pairs.between)
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        keys = list(schemas.properties)
-        forms = [
-            self._pair(
-                pairs, key, {**shared, **mapping(schemas.properties[key])}, schemas.parameter(key)
-            )
-            for key in keys
-        ]
-        between, first, later = self._marked(pairs.between), "", ""
-        for i in range(len(keys) - 1, -1, -1):
-            self._more.append(f"{rule}_{i}: {forms[i]}")
-            is_required = keys[i] in schemas.required
+        for i, (key, each) in enumerate(schemas.properties.items()):
+            form = self._pair(pairs, key, {**shared, **mapping(each)}, schemas.parameter(key))
             # What an argument that is the first begins with, and what one behind others does.
-            following = f"{rule}_{i} {f'{rule}_later_{i + 1}' if later else ''}"
-            alone = following if is_required or not first else f"{following} | {rule}_first_{i + 1}"
-            first = alone if is_required or first else f"({following})?"
-            later = f"({between} {rule}_{i}){'' if is_required else '?'}"
-            later += f" {rule}_later_{i + 1}" if i + 1 < len(keys) else ""
-            self._more += [f"{rule}_first_{i}: {first}", f"{rule}_later_{i}: {later}"]
-        return f"{rule}_first_0" if keys else '"\\n"?'  # an empty line, as some templates write
+            first, later = f"{rule}_{i} {rule}_later_{i + 1}", f"{rule}_later_{i + 1}"
+            following = f"{between} {rule}_{i} {later}"
+            if key not in schemas.required:
+                first, following = f"{first} | {rule}_first_{i + 1}", f"{following} | {later}"
+            self._more += [f"{rule}_{i}: {form}", f"{rule}_first_{i}: {first}"]
+            self._more.append(f"{rule}_later_{i}: {following}")
+        n = len(schemas.properties)
+        self._more += [f'{rule}_first_{n}: "\\n"?', f'{rule}_later_{n}: ""']
+        return f"{rule}_first_0"  # an empty line, where there are none, as some templates write
 
     def _pair(self, pairs: PairForm, key: str, schema: Mapping[str, Any], allowed: Allowed) -> str:
         """Write an argument: its key, what stands before its value, and that."""
