@@ -13,16 +13,7 @@ from typing import Any
 
 from vkmoe.errors import PromptError
 from vkmoe.generate.tools.families import ToolFamily
-from vkmoe.generate.tools.forms import (
-    ARGUMENTS,
-    ID,
-    INDEX,
-    KEY,
-    NAME,
-    PLAIN_CALL,
-    SLOT,
-    PairForm,
-)
+from vkmoe.generate.tools.forms import ARGUMENTS, ID, INDEX, KEY, NAME, PLAIN_CALL, SLOT, PairForm
 from vkmoe.generate.tools.harmony import CHANNEL, MESSAGE
 from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas, function_of, mapping
 

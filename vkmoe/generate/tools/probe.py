@@ -13,14 +13,7 @@ from typing import Any
 
 from vkmoe.errors import PromptError
 from vkmoe.generate.chat.template import ChatTemplate
-from vkmoe.generate.tools.forms import (
-    ReplyForm,
-    atoms,
-    parts,
-    shared_end,
-    shared_start,
-    without,
-)
+from vkmoe.generate.tools.forms import ReplyForm, atoms, parts, shared_end, shared_start, without
 from vkmoe.generate.tools.infer import CALLS, TOOLS, Heads, call_form
 
 _QUESTION, _TEXT, _THOUGHT = "zquestionz", "ztextz", "zthoughtz"
