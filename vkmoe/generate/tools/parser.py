@@ -53,8 +53,6 @@ class ReplyParser:
             self._calls = CallReader(self._cursor, call, self._schemas, family.form.ends)
         self._may_be_bare = bool(self._calls and call and not call.mark)
         self._marks = tuple(dict.fromkeys(filter(None, map(mark_of, self._literals()))))
-        tags = [i for i, char in enumerate(family.form.header) if char == "<"]
-        self._headers = [family.form.header[i:] for i in tags[-2:]]  # which some models repeat
         self._steps = self._read(in_thought)
         self._is_running, self._drops_blank = True, drops_blank
 
@@ -113,7 +111,7 @@ class ReplyParser:
                 yield from self._read_thought()
                 continue
             found = False
-            for text in (last, first_answer, first_answer.removeprefix(given), *self._headers):
+            for text in (last, first_answer, first_answer.removeprefix(given)):
                 found = found or bool(text and (yield from cursor.literal(text)))
             if not found:
                 break
