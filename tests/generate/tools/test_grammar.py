@@ -11,11 +11,13 @@ import pytest
 
 from tests.generate.conftest import with_tokens
 from vkmoe.errors import PromptError
+from vkmoe.generate.chat.template import ChatTemplate
 from vkmoe.generate.constraint import Constraints
 from vkmoe.generate.tools import ToolFamily, family_of, reply_grammar
+from vkmoe.generate.tools.families import family_of_template
 from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas
 
-from .replies import FAMILIES, NOW, TEMPLATES, D, events_of, joined, takes, tool
+from .replies import FAMILIES, NOW, TEMPLATES, D, events_of, joined, takes, template, tool
 from .test_parser import HARMONY_THOUGHT, V3, V31
 
 
@@ -89,6 +91,44 @@ def test_values_between_tags_keep_to_their_schemas() -> None:
     assert not takes(grammar, call(("a", "1"), ("level", "middle")))
     assert not takes(grammar, call(("a", "one")))
     assert not takes(grammar, call(("note", "a is required")))
+
+
+PLACE = {
+    "type": "object",
+    "properties": {
+        "lat": {"type": "number"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "level": LEVEL,
+        "free": {"type": "object"},
+    },
+    "required": ["lat"],
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_right"),
+    [
+        ("{'lat': -1.5}", True),
+        ('{"lat": 1, "tags": ["a"]}', True),
+        ("{'lat': 0, 'tags': ['a', \"it's\"], 'level': 'low', 'free': {'x': [None, 1]}}", True),
+        ("{'lat': 01}", False),
+        ("{'lat': True}", False),
+        ("{'lat': 1, 'tags': [1]}", False),
+        ("{'lat': 1, 'level': 'middle'}", False),
+        ("{'lat': 1, 'other': 1}", False),
+        ("{'tags': []}", False),
+        ("None", False),
+    ],
+)
+def test_values_that_are_nearly_json_keep_to_their_schemas(value: str, is_right: bool) -> None:
+    pair = "{% for k, v in a.items() %}<|p {{ k }}>{{ v }}</p>{% endfor %}"
+    family = family_of_template(ChatTemplate(template("<|do {{ f }}>" + pair + "</do>")))
+    tools = [tool("go", place=PLACE)]
+    call = f"<|do go><|p place>{value}</p></do>"
+    assert takes(calls_of(family, tools), call) == is_right
+    if is_right:
+        (found,) = joined(events_of([call], family, tools=tools)).calls
+        assert json.loads(found.arguments)["place"]["lat"] <= 1
 
 
 def test_references_in_schemas_find_their_definitions() -> None:

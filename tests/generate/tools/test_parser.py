@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -346,11 +347,11 @@ def test_a_value_between_tags_has_the_type_of_its_schema(
     ],
 )
 def test_elements_have_the_types_that_references_lead_to(text: str, value: object) -> None:
-    tags = {"type": "array", "items": {"$ref": "#/$defs/Tag"}}
-    place = {"type": "object", "properties": {"zip": {"$ref": "#/$defs/Tag"}, "tags": tags}}
+    tags: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/Tag"}}
+    place: Any = {"type": "object", "properties": {"zip": {"$ref": "#/$defs/Tag"}, "tags": tags}}
     where = {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}
-    parameters = {"properties": {"where": where}}
-    parameters["$defs"] = {"Tag": {"type": "string"}, "Place": place}
+    defs = {"Tag": {"type": "string"}, "Place": place}
+    parameters = {"properties": {"where": where}, "$defs": defs}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     reply = f"<|do|><name>f</name><where>{text}</where><|done|>"
     (call,) = joined(events_of([reply], FAMILIES["elements"], tools=tools)).calls

@@ -21,12 +21,15 @@ from vkmoe.generate.tools.schemas import Allowed, ParameterSchemas, function_of,
 InLark = Callable[[Mapping[str, Any] | bool], str]
 
 _OPTIONAL = re.compile(rf'(\[[A-Z_]+\]{ID}|, "[^"]+": "?{ID}"?|"[^"]+": "?{ID}"?, )')
-# A value that is nearly JSON, as Python writes it, or with marks around texts.
-_LOOSE = r"""loose: loose_text | loose_object | loose_array | LOOSE_SCALAR
-loose_object: "{" (loose_pair (/, ?/ loose_pair)*)? "}"
-loose_pair: (loose_text | /[^\s:,'"{}<>\[\]]+/) /: ?/ loose
-loose_array: "[" (loose (/, ?/ loose)*)? "]"
-LOOSE_SCALAR: /-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?|[Tt]rue|[Ff]alse|None|null/"""
+# Scalars that are nearly JSON, as Python writes them, by their JSON types.
+_LOOSE = {
+    "integer": "/-?(0|[1-9][0-9]*)/",
+    "number": r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/",
+    "boolean": "/[Tt]rue|[Ff]alse/",
+    "null": "/None|null/",
+}
+_BARE_KEY = r"""/[^\x00-\x20:,'"{}<>\[\]]+/"""
+_ANY: Mapping[str, Any] = {}  # the schema that allows all values
 _QUOTED = r"""/'([^'\\]|\\(.|\n))*'|"([^"\\]|\\(.|\n))*"/"""
 # Without escapes, a quote is the end where something follows that goes on with the call.
 _QUOTED_RAW = r"""/'([^']|'[^',)\]}])*'|"([^"]|"[^",)\]}])*"/"""
@@ -77,6 +80,8 @@ class _Grammar:
             call, open=call.open.removeprefix(given), between=call.between + given
         )
         self._more: list[str] = []  # rules that others need
+        self._loose_names: dict[int, str] = {}  # of rules, by the ids of their schemas
+        self._loose_rules: list[tuple[str, ParameterSchemas, Mapping[str, Any]]] = []
 
     def text(self, answer: str | None, parallel: bool, in_thought: bool) -> str:
         """Return the rules: of a thought, if there can be one, of an answer, and of calls."""
@@ -96,6 +101,10 @@ class _Grammar:
             over = f"{self._marked(self._family.thought[1])} {_BLANKS}"
             before = f'("\\n"? (thought | {over}))?'
         start = f"start: {before if self._family.has_thoughts else ''} ({' | '.join(choices)})"
+        for name, schemas, schema in self._loose_rules:  # which grow meanwhile
+            forms = self._loose_choices(schemas.allowed(schema))
+            forms = forms or self._loose_forms(schemas, schema, name)
+            self._more.append(f"{name}: {' | '.join(forms)}")
         return "\n".join([start, *rules, *dict.fromkeys(self._more)]) + "\n"
 
     def _thought(self) -> Iterator[str]:
@@ -141,8 +150,8 @@ class _Grammar:
 
     def _call(self, function: Mapping[str, Any], rule: str) -> str:
         form, name = self._call_form, str(function.get("name"))
-        schema = _schema_of(function)
-        arguments = self._in_lark(schema)
+        schema = {"type": "object", "properties": {}, **mapping(function.get("parameters"))}
+        schemas, arguments = ParameterSchemas(schema), self._in_lark(schema)
         if self._is_harmony:
             short = self._marked(f" to=functions.{name}{CHANNEL}commentary json{MESSAGE}")
             long = f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{MESSAGE}"
@@ -154,29 +163,36 @@ class _Grammar:
             inner = f"{self._slotted(before, name)} {arguments} {self._slotted(behind, name)}"
             return f"{begin} {inner} {close}"
         if form.pairs is not None:
-            return f"{begin} {self._pairs(form.pairs, schema, rule)} {close}"
-        return f"{begin} {arguments if form.is_json else self._loose('loose_object')} {close}"
+            return f"{begin} {self._pairs(form.pairs, schemas, rule)} {close}"
+        arguments = arguments if form.is_json else self._loose(schemas, schema)
+        return f"{begin} {arguments} {close}"
 
-    def _pairs(self, pairs: PairForm, schema: Mapping[str, Any], rule: str) -> str:
+    def _pairs(self, pairs: PairForm, schemas: ParameterSchemas, rule: str) -> str:
         """Write arguments one by one, in the schema's order; those that need not be may miss."""
-        schemas, between = ParameterSchemas(schema), self._marked(pairs.between)
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        for i, (key, each) in enumerate(schemas.properties.items()):
-            form = self._pair(pairs, key, {**shared, **mapping(each)}, schemas.parameter(key))
-            # What an argument that is the first begins with, and what one behind others does.
+        forms = {key: self._pair(pairs, key, schemas) for key in schemas.properties}
+        inside = self._in_order(rule, forms, schemas.required, self._marked(pairs.between))
+        return inside or '"\\n"?'  # an empty line, as some templates write
+
+    def _in_order(
+        self, rule: str, forms: Mapping[str, str], required: Sequence[Any], between: str
+    ) -> str:
+        """Write forms one after another, by their keys; those that are not required may miss."""
+        for i, (key, form) in enumerate(forms.items()):
+            # What one that is the first begins with, and what one behind others does.
             first, later = f"{rule}_{i} {rule}_later_{i + 1}", f"{rule}_later_{i + 1}"
             following = f"{between} {rule}_{i} {later}"
-            if key not in schemas.required:
+            if key not in required:
                 first, following = f"{first} | {rule}_first_{i + 1}", f"{following} | {later}"
             self._more += [f"{rule}_{i}: {form}", f"{rule}_first_{i}: {first}"]
             self._more.append(f"{rule}_later_{i}: {following}")
-        n = len(schemas.properties)
-        self._more += [f'{rule}_first_{n}: "\\n"?', f'{rule}_later_{n}: ""']
-        return f"{rule}_first_0"  # an empty line, where there are none, as some templates write
+        n = len(forms)
+        self._more += [f'{rule}_first_{n}: ""', f'{rule}_later_{n}: ""'] if forms else []
+        return f"{rule}_first_0" if forms else ""
 
-    def _pair(self, pairs: PairForm, key: str, schema: Mapping[str, Any], allowed: Allowed) -> str:
+    def _pair(self, pairs: PairForm, key: str, schemas: ParameterSchemas) -> str:
         """Write an argument: its key, what stands before its value, and that."""
-        forms = []
+        forms, allowed = [], schemas.parameter(key)
+        closed = replace(pairs, close=pairs.close.replace(KEY, key))
         for middle, types in pairs.middles:
             if types and allowed.types and not types & allowed.types:
                 continue
@@ -185,11 +201,10 @@ class _Grammar:
             kinds = Allowed(frozenset({"string"}), allowed.choices) if as_text else allowed
             if types and not as_text and not allowed.types:
                 kinds = Allowed(types)
-            closed = replace(pairs, close=pairs.close.replace(KEY, key))
-            forms.append(f"{begin} {self._value(closed, schema, kinds)}")
+            forms.append(f"{begin} {self._value(closed, key, schemas, kinds)}")
         return " | ".join(forms) or self._marked(pairs.open + key)
 
-    def _value(self, pairs: PairForm, schema: Mapping[str, Any], allowed: Allowed) -> str:
+    def _value(self, pairs: PairForm, key: str, schemas: ParameterSchemas, allowed: Allowed) -> str:
         """Write the value of a parameter and what ends it; a text stands there as it is."""
         end, is_text = self._marked(pairs.close), "string" in (allowed.types or {"string"})
         if allowed.choices and pairs.is_raw:
@@ -198,15 +213,16 @@ class _Grammar:
         if is_text and pairs.is_raw:
             return self._until(pairs.close) if end else "/[^\\n]*/"
         if is_text:
-            quoted = _QUOTED if pairs.has_escapes else _QUOTED_RAW
-            return f"{quoted if allowed.types == {'string'} else self._loose('loose')} {end}"
+            is_free = allowed == Allowed(frozenset({"string"})) and not pairs.has_escapes
+            loose = _QUOTED_RAW if is_free else self._loose(schemas, schemas.properties[key])
+            return f"{loose} {end}"
         whole = self._call_form.pairs
         if whole is not None and KEY in whole.close and not allowed.types <= _SCALARS:
-            return f"({self._elements(whole)} | {self._in_lark(schema)}) {end}"
-        json_form = self._in_lark(schema)
+            return f"({self._elements(whole)} | {self._in_lark(schemas.alone(key))}) {end}"
+        json_form = self._in_lark(schemas.alone(key))
         if self._call_form.is_json or allowed.types <= {"integer", "number"}:
             return f"{json_form} {end}"
-        return f"({json_form} | {self._loose('loose')}) {end}"
+        return f"({json_form} | {self._loose(schemas, schemas.properties[key])}) {end}"
 
     def _elements(self, pairs: PairForm) -> str:
         """Write elements inside a value, of any names."""
@@ -217,14 +233,51 @@ class _Grammar:
         self._more.append(f"element: {first} {inside} {name} {self._marked(behind)}")
         return "element*"
 
-    def _loose(self, rule: str) -> str:
-        """Return the name of a rule for values that are nearly JSON."""
-        form = self._call_form
-        texts = _QUOTED
-        if form.quotes is not None:
-            texts = f"{self._marked(form.quotes[0])} {self._until(form.quotes[1])}"
-        self._more += [_LOOSE, f"loose_text: {texts}"]
-        return rule
+    def _loose(self, schemas: ParameterSchemas, schema: object) -> str:
+        """Return the name of a rule for values of a schema that are nearly JSON."""
+        schema = mapping(schema) or _ANY
+        if id(schema) not in self._loose_names:
+            name = self._loose_names[id(schema)] = f"loose_{len(self._loose_rules)}"
+            self._loose_rules.append((name, schemas, schema))
+        return self._loose_names[id(schema)]
+
+    def _loose_choices(self, allowed: Allowed) -> list[str]:
+        """List how the values that a schema lists may be written."""
+        forms: list[str] = []
+        for value in map(json.loads, allowed.choices):
+            if not isinstance(value, str):
+                forms += map(_quoted, {json.dumps(value), repr(value)})
+            elif self._call_form.quotes is not None:
+                forms.append(self._marked(value.join(self._call_form.quotes)))
+            else:
+                forms += map(_quoted, {_quoted(value), repr(value)})
+        return sorted(forms)
+
+    def _loose_forms(
+        self, schemas: ParameterSchemas, schema: Mapping[str, Any], name: str
+    ) -> list[str]:
+        """List how values of each of a schema's types are written; its parts have own rules."""
+        quotes, texts = self._call_form.quotes, _QUOTED
+        if quotes is not None:
+            texts = f"{self._marked(quotes[0])} {self._until(quotes[1])}"
+        types = schemas.allowed(schema).types or {*_LOOSE, "string", "array", "object"}
+        forms = [form for kind, form in _LOOSE.items() if kind in types]
+        if "string" in types:
+            forms.append(texts)
+        if "array" in types:
+            item = self._loose(schemas, schemas.inside(schema, "items"))
+            forms.append(f'"[" ({item} (/, ?/ {item})*)? "]"')
+        if "object" in types:
+            pairs = {}
+            for key, each in schemas.inside(schema, "properties").items():
+                keys = " | ".join(_quoted(f"{quote}{key}{quote}:") for quote in ("", "'", '"'))
+                pairs[key] = f"({keys}) / ?/ {self._loose(schemas, each)}"
+            inside = self._in_order(name, pairs, schemas.required_of(schema), "/, ?/")
+            if "properties" not in schema and not inside:
+                pair = f"({texts} | {_BARE_KEY}) /: ?/ {self._loose(schemas, _ANY)}"
+                inside = f"({pair} (/, ?/ {pair})*)?"
+            forms.append(f'"{{" {inside} "}}"')
+        return forms
 
     def _slotted(self, text: str, name: str) -> str:
         """Write a text with slots; ids may be left out where they stand apart.
@@ -247,11 +300,6 @@ class _Grammar:
                 parts = [self._marked(before), f"<[{token_id}]>", self._marked(after)]
                 return " ".join(part for part in parts if part)
         return _quoted(text) if text else ""
-
-
-def _schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which are an object."""
-    return {"type": "object", "properties": {}, **mapping(function.get("parameters"))}
 
 
 def _quoted(text: str) -> str:

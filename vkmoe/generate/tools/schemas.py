@@ -37,11 +37,16 @@ class ParameterSchemas:
         self._root = parameters
         self._found: dict[int, Allowed] = {}  # by the id of a schema, which the root keeps alive
         self.properties = self.inside(parameters, "properties")
-        self.required = _list(self._first(parameters, "required"))
+        self.required = self.required_of(parameters)
 
     def parameter(self, name: str) -> Allowed:
         """Return what values the parameter `name` may have."""
         return self.allowed(self.properties.get(name))
+
+    def alone(self, name: str) -> Mapping[str, Any]:
+        """Return the schema of the parameter `name` with the definitions it may refer to."""
+        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        return shared | {**mapping(self.properties[name])}
 
     def allowed(self, schema: object) -> Allowed:
         """Return what values a schema allows that is a part of the parameters."""
@@ -50,6 +55,10 @@ class ParameterSchemas:
     def inside(self, schema: object, key: str) -> Mapping[str, Any]:
         """Return what a schema has as `key`, which is an object, or a schema that it leads to."""
         return mapping(self._first(schema, key))
+
+    def required_of(self, schema: object) -> list[Any]:
+        """Return the names of the properties that a value of a schema must have."""
+        return _list(self._first(schema, "required"))
 
     def _first(self, schema: object, key: str) -> object:
         """Return what a schema has as `key`, or the first that it leads to and that has it."""
