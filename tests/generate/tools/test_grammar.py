@@ -111,6 +111,8 @@ PLACE = {
         ("{'lat': -1.5}", True),
         ('{"lat": 1, "tags": ["a"]}', True),
         ("{'lat': 0, 'tags': ['a', \"it's\"], 'level': 'low', 'free': {'x': [None, 1]}}", True),
+        ("{'lat': 1, 'level': 'low', 'tags': []}", True),  # as templates sort keys
+        ("{'level': 'low', 'lat': 1}", False),
         ("{'lat': 01}", False),
         ("{'lat': True}", False),
         ("{'lat': 1, 'tags': [1]}", False),

@@ -256,7 +256,10 @@ class _Grammar:
     def _loose_forms(
         self, schemas: ParameterSchemas, schema: Mapping[str, Any], name: str
     ) -> list[str]:
-        """List how values of each of a schema's types are written; its parts have own rules."""
+        """List how values of each of a schema's types are written; its parts have own rules.
+
+        Keys are in the schema's order or, as some templates write them, in that of the alphabet.
+        """
         quotes, texts = self._call_form.quotes, _QUOTED
         if quotes is not None:
             texts = f"{self._marked(quotes[0])} {self._until(quotes[1])}"
@@ -272,7 +275,10 @@ class _Grammar:
             for key, each in schemas.inside(schema, "properties").items():
                 keys = " | ".join(_quoted(f"{quote}{key}{quote}:") for quote in ("", "'", '"'))
                 pairs[key] = f"({keys}) / ?/ {self._loose(schemas, each)}"
-            inside = self._in_order(name, pairs, schemas.required_of(schema), "/, ?/")
+            orders = {name: pairs, f"{name}_sorted": dict(sorted(pairs.items()))}
+            required = schemas.required_of(schema)
+            rules = [self._in_order(r, order, required, "/, ?/") for r, order in orders.items()]
+            inside = f"({' | '.join(rules)})" if pairs else ""
             if "properties" not in schema and not inside:
                 pair = f"({texts} | {_BARE_KEY}) /: ?/ {self._loose(schemas, _ANY)}"
                 inside = f"({pair} (/, ?/ {pair})*)?"
