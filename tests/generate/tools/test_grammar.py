@@ -100,6 +100,7 @@ PLACE = {
         "tags": {"type": "array", "items": {"type": "string"}},
         "level": LEVEL,
         "free": {"type": "object"},
+        "none": {"type": "object", "properties": {}},
     },
     "required": ["lat"],
 }
@@ -113,6 +114,8 @@ PLACE = {
         ("{'lat': 0, 'tags': ['a', \"it's\"], 'level': 'low', 'free': {'x': [None, 1]}}", True),
         ("{'lat': 1, 'level': 'low', 'tags': []}", True),  # as templates sort keys
         ("{'level': 'low', 'lat': 1}", False),
+        ("{'lat': 1, 'none': {}}", True),
+        ("{'lat': 1, 'none': {'x': 1}}", False),
         ("{'lat': 01}", False),
         ("{'lat': True}", False),
         ("{'lat': 1, 'tags': [1]}", False),

@@ -342,6 +342,7 @@ def test_a_value_between_tags_has_the_type_of_its_schema(
         ("<zip></zip><tags></tags><x>NaN</x>", {"zip": "", "tags": [], "x": "NaN"}),
         ("<x><item>5</item><item>true</item></x>", {"x": [5, True]}),
         ("<x><x>1</x><y>None</y></x>", {"x": {"x": 1, "y": None}}),
+        ("<zip><x>5</x></zip>", {"zip": "<x>5</x>"}),
         ("<zip>5</zip> and", "<zip>5</zip> and"),
         ("<x>" * 60 + "</x>" * 60, "<x>" * 60 + "</x>" * 60),
     ],
