@@ -107,9 +107,9 @@ def test_a_generation_whose_caches_grow_and_shrink_is_silent(
         sizes = []
         for n_tokens in (40, 4):
             llm.generate([*range(1, n_tokens)], max_tokens=12, temp=0, ignore_eos=True)
-            llm.forget()
             llm.engine.settle()
             sizes.append(llm.engine._caches.n_positions)
+            llm.forget()
         assert sizes[0] > 16 and sizes[1] < sizes[0]
         assert llm.engine.device.validation_messages() == []
 
