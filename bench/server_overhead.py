@@ -12,8 +12,8 @@ Then each streaming API for --tokens tokens, in turns with the same reply at onc
 time per token of the thread that speaks HTTP, which is all that the server does beside the engine,
 and how much more that is than for the reply at once. Texts of both must be equal.
 
-The demo model is served, and then a synthetic one whose kernels do next to nothing: kernels on a
-CPU device push the server's code out of the caches, which those of a GPU do not.
+The demo model is served, and then a synthetic one whose kernels do next to nothing: kernels of a
+CPU device run on the server's own cores, those of a GPU do not.
 """
 
 from __future__ import annotations
