@@ -262,16 +262,13 @@ class _Fetch:
 
     def _show(self, file: HubFile) -> Path:
         """Link a snapshot's file to its content. Raises DownloadError for links that lead out."""
-        path, blob = (
-            self.folder / "snapshots" / self._repository.commit / file.name,
-            self._blob(file),
-        )
+        path = self.folder / "snapshots" / self._repository.commit / file.name
         if not path.parent.resolve().is_relative_to(self.folder.resolve()):
             raise DownloadError(
                 f"{path.parent} is a link that leads out of the cache", "remove the link"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        link = _unused(path)
+        blob, link = self._blob(file), _unused(path)
         try:
             link.symlink_to(os.path.relpath(blob, path.parent))
             os.replace(link, path)
