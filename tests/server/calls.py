@@ -17,7 +17,7 @@ For calls: <tool_call>{"name": ..., "arguments": ...}</tool_call>\\n{% endif %}
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}
 {% endfor %}assistant:"""
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
     "required": ["city", "days"],
@@ -32,5 +32,6 @@ def with_template() -> LLM:
 
 
 def is_asked(arguments: str) -> bool:
-    value = json.loads(arguments)
-    return set(value) == {"city", "days"} and value["city"] in ("Paris", "Rome")
+    """Whether arguments, as JSON, are of the tool's schema."""
+    value, choices = json.loads(arguments), WEATHER["properties"]
+    return value.keys() == choices.keys() and all(value[x] in choices[x]["enum"] for x in value)

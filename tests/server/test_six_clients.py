@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.server.calls import WEATHER, is_asked
 from tests.server.conftest import Served, serving
 from vkmoe.config import EngineConfig
 from vkmoe.llm import LLM
@@ -24,13 +25,6 @@ pytestmark = [pytest.mark.shared, pytest.mark.usefixtures("one_device")]
 
 N_CLIENTS = 6
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
-CHOICES: dict[str, list[Any]] = {"city": ["Paris", "Rome"], "days": [1, 2]}
-WEATHER = {
-    "type": "object",
-    "properties": {name: {"enum": values} for name, values in CHOICES.items()},
-    "required": list(CHOICES),
-    "additionalProperties": False,
-}
 FUNCTION = {"name": "weather", "description": "Forecast.", "parameters": WEATHER}
 TOOL = {"name": "weather", "description": "Forecast.", "input_schema": WEATHER}
 USES = {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
@@ -185,11 +179,6 @@ def joined_message(events: list[str]) -> Found:
     )
 
 
-def fits_schema(arguments: str) -> bool:
-    value = json.loads(arguments)
-    return value.keys() == CHOICES.keys() and all(value[name] in CHOICES[name] for name in value)
-
-
 def check_form(name: str, found: Found) -> None:
     """A reply is what its request asked for."""
     body = KINDS[name].body
@@ -197,10 +186,10 @@ def check_form(name: str, found: Found) -> None:
         assert found.text and not found.calls
         assert (found.finish, found.n_reply) == ("length", body["max_tokens"])
     elif name == "form":
-        assert fits_schema(found.text) and found.finish == "stop"
+        assert is_asked(found.text) and found.finish == "stop"
     else:
         ((called, arguments),) = found.calls
-        assert called == "weather" and fits_schema(arguments) and not found.text
+        assert called == "weather" and is_asked(arguments) and not found.text
         assert found.finish == ("tool_use" if name == "message" else "tool_calls")
     assert found.n_prompt > 0 and 0 < found.n_reply <= body["max_tokens"]
 
