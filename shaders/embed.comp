@@ -27,6 +27,9 @@ layout(push_constant, std430) uniform Push {
     uint hidden_pitch;      // from row to row of hidden and gained, in words
     uint partials_pitch;
     float scale;
+#ifdef CODE_BOOK_WORDS
+    uvec2 code_book;        // see include/types/code_book.glsl
+#endif
 };
 
 #include "reduce.glsl"

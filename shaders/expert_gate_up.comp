@@ -52,6 +52,9 @@ layout(push_constant, std430) uniform Push {
 #ifdef KEEP
     uint first_filled;
 #endif
+#ifdef CODE_BOOK_WORDS
+    uvec2 code_book;        // see include/types/code_book.glsl
+#endif
 };
 
 #include "reduce.glsl"

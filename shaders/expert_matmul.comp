@@ -54,6 +54,9 @@ layout(push_constant, std430) uniform Push {
     uint x_stride;          // in vec4
     uint round_index;
     uint pairs_of_x;        // that share a row of x: gate and up n_used, down 1
+#ifdef CODE_BOOK_WORDS
+    uvec2 code_book;        // see include/types/code_book.glsl
+#endif
 };
 
 WeightRow expert_span;

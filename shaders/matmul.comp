@@ -43,6 +43,9 @@ layout(push_constant, std430) uniform Push {
     uint x_head_stride;
     uint y_offset;
     uint y_stride;
+#ifdef CODE_BOOK_WORDS
+    uvec2 code_book;        // see include/types/code_book.glsl
+#endif
 };
 
 WeightRow part_row(uint part, uint row) {

@@ -69,6 +69,9 @@ layout(push_constant, std430) uniform Push {
     float inverse_width;    // 1 / width of the norm
     float eps;
 #endif
+#ifdef CODE_BOOK_WORDS
+    uvec2 code_book;        // see include/types/code_book.glsl
+#endif
 };
 
 #include "reduce.glsl"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import gguf
 import numpy as np
@@ -18,6 +18,16 @@ from vkmoe.quants.types import TYPES
 
 MetadataValue: TypeAlias = "bool | int | float | str | Sequence[str] | Sequence[int]"
 TensorData: TypeAlias = Callable[[TensorInfo], npt.NDArray[np.uint8]]
+
+
+def raw_type(type_name: str) -> gguf.GGMLQuantizationType:
+    """Name a type as writers of the `gguf` package take it, which does not know Q2_0 yet."""
+    kind = TYPES[type_name]
+    if type_name in gguf.GGMLQuantizationType.__members__:
+        return gguf.GGMLQuantizationType[type_name]
+    number = cast(gguf.GGMLQuantizationType, kind.ggml_id)
+    gguf.GGML_QUANT_SIZES[number] = (kind.block_weights, kind.block_bytes)
+    return number
 
 
 def describe_tensor(name: str, type_name: str, shape: Sequence[int]) -> TensorInfo:
@@ -48,9 +58,8 @@ def write_gguf(
     for tensor in tensors:
         quant_type = TYPES[tensor.type]
         byte_shape = (*tensor.shape[:-1], quant_type.row_bytes(tensor.shape[-1]))
-        raw_type = gguf.GGMLQuantizationType(quant_type.ggml_id)
         writer.add_tensor_info(
-            tensor.name, byte_shape, np.dtype(np.uint8), tensor.n_bytes, raw_type
+            tensor.name, byte_shape, np.dtype(np.uint8), tensor.n_bytes, raw_type(tensor.type)
         )
     try:
         writer.write_header_to_file()

@@ -104,7 +104,7 @@ def _pipeline(command: Dispatch) -> Pipeline:
         command.variant,
         command.constants,
         len(command.tensors),
-        len(command.push),
+        len(command.with_code_book(lambda: 0).push),
         command.subgroup_size,
     )
 

@@ -410,19 +410,6 @@ class ModelSpec:
 SizingStatus = Literal["ok", "below_recommended", "budget_exhausted", "empty"]
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """Says that some tensors are loaded as another type, because theirs has no kernels."""
-
-    file_type: str
-    loaded_type: str
-    of_experts: bool  # of routed ones, which a small host pool may read more than once
-    n_tensors: int
-    n_weights: int
-    file_bytes: int
-    loaded_bytes: int
-
-
 class SpanInFile(NamedTuple):
     """Counts the bytes of a layer's experts as a CPU reads them."""
 
@@ -432,15 +419,11 @@ class SpanInFile(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Counts the bytes of the weights in device layout, rounded as they will be allocated.
-
-    All but those of `conversions` keep their type.
-    """
+    """Counts the bytes of the weights in device layout, rounded as they will be allocated."""
 
     pieces: tuple[int, ...]  # of the trunk, in the order they are placed
     experts: int
     spans: tuple[int, ...] = ()  # of one expert in each MoE layer
-    conversions: tuple[Conversion, ...] = ()
     mapped: int = 0  # that CPUs read where the file is mapped; then spans are addresses
     mapped_experts: int = 0  # of these
     copied: int = 0  # that they cannot read there

@@ -39,8 +39,12 @@ void pick_shared_words(uint t, inout BlockRow r) {
     r.chunk.common_word = r.common_words[0];
 #elif COMMON_WORDS4 == 2
     r.chunk.common_word = picked(r.common_words[0], r.common_words[1], common_of(t));
+#elif COMMON_WORDS4 == 3
+    r.chunk.common_word = picked(r.common_words[0], picked(r.common_words[1], r.common_words[2], common_of(t) - 1u), common_of(t));
 #endif
-#if PART_WORDS4 == 2
+#if PART_WORDS4 == 1
+    r.chunk.part = r.parts[0];
+#elif PART_WORDS4 == 2
     r.chunk.part = picked(r.parts[0], r.parts[1], part_of(t));
 #elif PART_WORDS4 == 4
     const uint i = part_of(t);

@@ -33,6 +33,12 @@ float half_of_pair(uint pair, uint block) {
     return is_first_of_pair(block) ? both.x : both.y;
 }
 
+// A word by its number, without an index: the words are in registers.
+uint word_at(uvec4 words, uint i) {
+    const uvec2 pair = i < 2u ? words.xy : words.zw;
+    return (i & 1u) == 0u ? pair.x : pair.y;
+}
+
 #if defined(TYPE_Q4_K)
 #include "types/q4_k.glsl"
 #elif defined(TYPE_Q5_K)
@@ -53,6 +59,36 @@ float half_of_pair(uint pair, uint block) {
 #include "types/iq4_xs.glsl"
 #elif defined(TYPE_MXFP4)
 #include "types/mxfp4.glsl"
+#elif defined(TYPE_Q4_1)
+#include "types/q4_1.glsl"
+#elif defined(TYPE_Q5_0)
+#include "types/q5_0.glsl"
+#elif defined(TYPE_Q5_1)
+#include "types/q5_1.glsl"
+#elif defined(TYPE_IQ1_S)
+#include "types/iq1_s.glsl"
+#elif defined(TYPE_IQ1_M)
+#include "types/iq1_m.glsl"
+#elif defined(TYPE_IQ2_XXS)
+#include "types/iq2_xxs.glsl"
+#elif defined(TYPE_IQ2_XS)
+#include "types/iq2_xs.glsl"
+#elif defined(TYPE_IQ2_S)
+#include "types/iq2_s.glsl"
+#elif defined(TYPE_IQ3_XXS)
+#include "types/iq3_xxs.glsl"
+#elif defined(TYPE_IQ3_S)
+#include "types/iq3_s.glsl"
+#elif defined(TYPE_TQ1_0)
+#include "types/tq1_0.glsl"
+#elif defined(TYPE_TQ2_0)
+#include "types/tq2_0.glsl"
+#elif defined(TYPE_Q1_0)
+#include "types/q1_0.glsl"
+#elif defined(TYPE_Q2_0)
+#include "types/q2_0.glsl"
+#elif defined(TYPE_NVFP4)
+#include "types/nvfp4.glsl"
 #elif defined(TYPE_F16)
 #include "types/f16.glsl"
 #elif defined(TYPE_BF16)

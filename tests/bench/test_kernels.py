@@ -31,16 +31,15 @@ from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.families import FAMILIES, selecting
 from vkmoe.kernels.family import Setup
-from vkmoe.kernels.inputs import WEIGHT_TYPES, compared_types
+from vkmoe.kernels.inputs import ROUNDED_SUMS, WEIGHT_TYPES
 from vkmoe.kernels.launches import KernelClass, Launch
 from vkmoe.kernels.shapes import TINY, KernelShapes
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
-from vkmoe.quants import HAS_KERNEL, TYPES
+from vkmoe.quants import TYPES
 from vkmoe.selftest.matrices import works_of
 from vkmoe.selftest.suite import compiled_variants
-from vkmoe.weights.mapped import kept_type
 
 INFO = device("a CPU with 64-bit loads", "cpu", (), [])
 INFO = replace(INFO, features=INFO.features | {"int64"})
@@ -114,11 +113,11 @@ def test_a_cpu_has_threads_and_a_roofline_of_its_own(cpu_native: None) -> None:
 
 def test_every_kernel_of_a_cpu_is_measured_in_every_type(cpu_native: None) -> None:
     info = cpu_info()
-    models = kernels.models_of(SMALL, info.layout)
+    models = kernels.models_of(SMALL)
     found, left_out = kernels.chosen_jobs(SMALL, models, choose_tuning(info), info)
     assert {job.setup.variant.family for job in found} == cpu_kernels() & set(FAMILIES)
     of_weights = {job.setup.variant.axis for job in found if job.work.n_weights}
-    assert of_weights == {*WEIGHT_TYPES, *compared_types()} and not left_out
+    assert of_weights == {*WEIGHT_TYPES} - {*ROUNDED_SUMS} and not left_out
 
 
 def test_idle_threads_are_named() -> None:
@@ -235,26 +234,14 @@ def test_a_quick_run_of_a_file_has_its_types() -> None:
     assert matrices(choice, name) == matrices(replace(choice, quick=True), name)
 
 
-def test_types_of_a_file_are_those_it_is_loaded_with(tmp_path: Path) -> None:
-    """Types without kernels become others, and are measured as these."""
-    path = rewrite(MODEL_FILES / "moe_plain.gguf", tmp_path / "uneven.gguf", of_types(UNEVEN))
-    with open_model(path) as file:
-        raw = {tensor.type for tensor in file.file.tensors.values()}
-        types = shapes_of(file).types
-        name = file.spec.name
-    assert raw > set(UNEVEN.values()) and {kind for _, kind in types} <= HAS_KERNEL
-    assert {("down", "Q8_0"), ("gate/up", "Q8_0"), ("o", "Q8_0"), ("router", "F32")} <= types
-    assert matrices(KernelChoice(models=(str(path),)), name) == types
-
-
-def test_a_cpu_has_the_types_of_a_file_as_they_are(tmp_path: Path) -> None:
+def test_types_are_those_of_the_file(tmp_path: Path) -> None:
     path = rewrite(MODEL_FILES / "moe_plain.gguf", tmp_path / "uneven.gguf", of_types(UNEVEN))
     with open_model(path) as file:
         tensors = [*file.file.tensors.values()]
-        kinds = {kept_type(tensor.type) for tensor in tensors}
-        assert {kind for _, kind in shapes_of(file, "file").types} == kinds > {"F32", "Q5_1"}
+        kinds = {tensor.type for tensor in tensors}
+        assert {kind for _, kind in shapes_of(file).types} == kinds > {"F32", "Q5_1"}
         read = token_bytes(file, "file")
-        whole = sum(TYPES[kept_type(item.type)].row_bytes(item.n_weights) for item in tensors)
+        whole = sum(TYPES[item.type].row_bytes(item.n_weights) for item in tensors)
         experts = file.spec.experts
     assert experts is not None
     unused = read.experts * (experts.n_experts - experts.n_used) // experts.n_used

@@ -15,7 +15,7 @@ from tests.engine.tiny import NAMES, architecture
 from tools.tiny_models import MODELS, TinyModel
 from vkmoe.generate.text.byte_level import PRE_TOKENIZERS
 from vkmoe.models import ARCHITECTURES
-from vkmoe.quants import HAS_KERNEL, TYPES, can_load
+from vkmoe.quants import HAS_KERNEL, TYPES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "models.md").read_text()
@@ -50,7 +50,7 @@ def test_dispatches_are_those_of_the_printed_programs() -> None:
 
 
 def test_types_and_tokenizers_of_architectures_are_those_of_the_other_tables() -> None:
-    known = set(first_codes("Types with kernels")) | set(first_codes("Types that are converted"))
+    known = set(first_codes("Types"))
     for row in rows("Architectures"):
         assert set(row[4].split(", ")) <= known, row[0]
         assert set(codes(row[5])) <= set(PRE_TOKENIZERS) and row[5], row[0]
@@ -107,11 +107,9 @@ def test_tiny_models_are_described_as_they_are() -> None:
         )
 
 
-def test_types_are_those_with_kernels_and_those_that_can_be_converted() -> None:
-    assert sorted(first_codes("Types with kernels")) == sorted(HAS_KERNEL)
-    converted = [name for name in TYPES if can_load(name) and name not in HAS_KERNEL]
-    assert sorted(first_codes("Types that are converted")) == sorted(converted)
-    refused = [name for name in TYPES if not can_load(name)]
+def test_types_are_those_with_kernels() -> None:
+    assert sorted(first_codes("Types")) == sorted(HAS_KERNEL)
+    refused = [name for name in TYPES if name not in HAS_KERNEL]
     line = next(line for line in TEXT.splitlines() if line.startswith("- types: "))
     assert sorted(codes(line)) == sorted(refused)
 

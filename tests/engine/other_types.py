@@ -1,4 +1,4 @@
-"""Models whose tensors have types without kernels, and models with a tensor for each expert."""
+"""Models whose tensors have types of old files, and models with a tensor for each expert."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
-from gguf.quants import quantize
 from numpy.typing import NDArray
 
-from tests.engine.tiny import Change, Tensor, rewrite
+from tests.engine.tiny import Change, Tensor, retyped, rewrite
 from vkmoe.llm import demo_model_path
 from vkmoe.quants import TYPES, decode
-from vkmoe.quants.convert import round_q8_0
 
 Tensors = dict[str, Tensor]
 
@@ -22,7 +19,7 @@ Tensors = dict[str, Tensor]
 UNEVEN = {
     "token_embd.weight": "Q5_0",
     "attn_q.weight": "Q5_1",
-    "attn_output.weight": "F64",
+    "attn_output.weight": "Q4_1",
     "ffn_gate_exps.weight": "Q5_0",
     "ffn_up_exps.weight": "Q5_1",
     "ffn_down_exps.weight": "Q4_1",
@@ -36,38 +33,13 @@ NOISY = (
 
 
 def of_types(types: Mapping[str, str]) -> Change:
-    """Quantise F32 tensors, by what their names end with; F64 exactly."""
+    """Quantise tensors, by what their names end with."""
 
     def change(metadata: dict[str, Any], tensors: Tensors) -> None:
         for name, tensor in tensors.items():
             kind = next((kind for end, kind in types.items() if name.endswith(end)), None)
             if kind is not None:
-                values = _values(tensor)
-                data = (
-                    values.astype("<f8").view(np.uint8)
-                    if kind == "F64"
-                    else quantize(values, gguf.GGMLQuantizationType[kind])
-                )
-                tensors[name] = Tensor(kind, tensor.shape, data.reshape(-1))
-
-    return change
-
-
-def converted_before(types: Mapping[str, str]) -> Change:
-    """The same weights, in the Q8_0 that loading would make of them."""
-    first = of_types(types)
-
-    def change(metadata: dict[str, Any], tensors: Tensors) -> None:
-        first(metadata, tensors)
-        for name, tensor in tensors.items():
-            if name.endswith(tuple(types)):
-                values = _values(tensor).reshape(-1)
-                blocks = round_q8_0(values)
-                if tensor.type == "Q5_0":  # is kept exactly, with its own steps
-                    blocks[:, :2] = tensor.data.reshape(-1, 22)[:, :2]
-                    step = np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
-                    blocks[:, 2:] = (values.reshape(-1, 32) / step).astype(np.int8).view(np.uint8)
-                tensors[name] = Tensor("Q8_0", tensor.shape, blocks.reshape(-1))
+                tensors[name] = retyped(tensor, kind)
 
     return change
 
@@ -115,8 +87,3 @@ def noisy_demo(target: Path) -> Path:
                 tensors[name] = Tensor(kind, shape, noise(kind, shape))
 
     return rewrite(demo_model_path(), target, change)
-
-
-def _values(tensor: Tensor) -> NDArray[np.float32]:
-    n_weights = int(np.prod(tensor.shape))
-    return decode(tensor.type, tensor.data, n_weights).reshape(tensor.shape)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from tests.engine.caches import Rows, assert_same_bits, rows
 from tests.engine.conftest import TUNINGS
-from tests.engine.tiny import Tensor, model_path, rewrite
+from tests.engine.tiny import Tensor, model_path, retyped, rewrite
 from tests.samples import sampled
-from tools.decoded_model import write_decoded
 from tools.quantise import random_weights
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -41,6 +40,9 @@ LAYERS = [  # in the order of ROLES: one type for q, k and v and three, for gate
     ["Q2_K", "Q3_K", "Q3_K", "IQ4_XS", "BF16", "MXFP4", "MXFP4", "MXFP4"],
     ["Q4_0", "Q4_0", "Q4_0", "Q2_K", "Q8_0", "Q2_K", "Q3_K", "Q3_K"],
     ["F16", "Q6_K", "IQ4_NL", "Q5_K", "F32", "IQ4_XS", "Q4_0", "IQ4_NL"],
+    ["Q5_0", "Q5_0", "Q5_1", "TQ1_0", "Q4_1", "IQ2_XXS", "IQ2_XS", "IQ3_XXS"],
+    ["Q1_0", "Q2_0", "TQ2_0", "NVFP4", "F32", "IQ2_S", "IQ2_S", "IQ3_S"],
+    ["IQ3_S", "IQ3_S", "IQ3_S", "IQ2_S", "F32", "IQ1_S", "IQ1_M", "NVFP4"],
 ]
 METADATA = {
     "block_count": len(LAYERS),
@@ -88,6 +90,10 @@ def mix_all_types(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     tensors["output.weight"] = matrix(OUTPUT, (N_VOCAB, WIDTH))
 
 
+def decode_all(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors.update({name: retyped(tensor, "F32") for name, tensor in tensors.items()})
+
+
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("all_types") / "mixed.gguf"
@@ -96,9 +102,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def decoded(mixed: Path) -> tuple[Rows, NDArray[np.uint32]]:
-    """Logits and routing of the same values in F32, decoded by the `gguf` package."""
-    target = mixed.with_name("decoded.gguf")
-    write_decoded(mixed, target)
+    """Logits and routing of the same values in F32."""
+    target = rewrite(mixed, mixed.with_name("decoded.gguf"), decode_all)
     with Engine(target, F32) as engine:
         assert {info.type for info in engine.model.file.tensors.values()} == {"F32"}
         return run(engine)

@@ -1,8 +1,7 @@
-"""Models with types without kernels, and with a tensor for each expert, from file to logits."""
+"""Models with types of old files, and with a tensor for each expert, from file to logits."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,12 @@ import numpy as np
 import pytest
 
 from tests.engine.caches import Rows, assert_same_bits, rows
-from tests.engine.other_types import UNEVEN, converted_before, of_types, one_by_one
-from tests.engine.test_memory_plan import check
+from tests.engine.other_types import UNEVEN, of_types, one_by_one
 from tests.engine.tiny import Tensor, model_path, rewrite
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import VkmoeError
 from vkmoe.llm import LLM
-from vkmoe.weights.sizes import weight_bytes
 
 TOKENS = [(7 * i * i + 3) % 299 for i in range(12)]
 # All at home, or in and out of a pool over the file and of slots over that.
@@ -29,9 +26,9 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six types that loading converts, in both layers and in the embeddings."""
-    target = tmp_path_factory.mktemp("types") / "converted.gguf"
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three types, in both layers and in the embeddings."""
+    target = tmp_path_factory.mktemp("types") / "old.gguf"
     return rewrite(model_path("moe_plain"), target, of_types(UNEVEN))
 
 
@@ -49,43 +46,7 @@ def logits(path: Path, **options: Any) -> Rows:
         return rows(engine, TOKENS)
 
 
-# ----- types without kernels -----
-
-
-@pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """The logits of a file that has Q8_0 itself."""
-    target = tmp_path_factory.mktemp("types") / "q8_0.gguf"
-    return logits(rewrite(model_path("moe_plain"), target, converted_before(UNEVEN)))
-
-
-@pytest.mark.parametrize("places", PLACES)
-def test_loading_converts_as_a_conversion_of_the_file_would(
-    converted: Path, wanted: Rows, places: str
-) -> None:
-    """To the bit, wherever an expert is, and whoever read it."""
-    assert_same_bits(logits(converted, **PLACES[places]), wanted)
-
-
-@pytest.mark.usefixtures("own_device")
-def test_what_is_converted_is_told_before_it_begins(
-    converted: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In the log, which commands show, and in the plan; a small pool does it again and again."""
-    caplog.set_level(logging.INFO, "vkmoe")
-    told: list[int] = []
-
-    def progress(done: int, total: int) -> None:
-        told.append(len(caplog.messages))
-
-    with LLM(converted, ctx_size=32, host_pool="64KiB", progress=progress) as llm:
-        check(llm)
-        found = weight_bytes(llm.engine.model.tensors).conversions
-        kinds = {(item.file_type, item.loaded_type) for item in found}
-    assert kinds == {(kind, "Q8_0") for kind in UNEVEN.values()}
-    assert set(told) == {1}, "before the first byte"
-    assert caplog.messages[0].startswith("converting 2 tensors of F64 to Q8_0, 2 of Q4_1 to Q8_0, ")
-    assert caplog.messages[0].endswith("B; experts again each time they are read from the file")
+# ----- types of old files -----
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -93,7 +54,7 @@ def test_what_is_converted_is_told_before_it_begins(
     ("name", "value"), [("blk.1.ffn_down_exps.weight", np.nan), ("blk.0.attn_q.weight", np.inf)]
 )
 def test_damaged_weights_end_the_generation_and_not_the_process(
-    converted: Path, name: str, value: float, tmp_path: Path
+    old: Path, name: str, value: float, tmp_path: Path
 ) -> None:
     """A scale that is no number, in every block."""
 
@@ -102,7 +63,7 @@ def test_damaged_weights_end_the_generation_and_not_the_process(
         blocks[:, :2] = np.array([value], np.float16).view(np.uint8)
         tensors[name] = tensors[name]._replace(data=blocks.reshape(-1))
 
-    path = rewrite(converted, tmp_path / "bad.gguf", change)
+    path = rewrite(old, tmp_path / "bad.gguf", change)
     with LLM(path, ctx_size=32) as llm, pytest.raises(VkmoeError, match="NaN"):
         llm.generate(TOKENS[:4], max_tokens=2)
 

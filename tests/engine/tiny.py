@@ -14,10 +14,11 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tools.gguf_writer import raw_type
 from tools.quantise import quantise
 from vkmoe.gguf_file import open_gguf
 from vkmoe.models import ARCHITECTURES, ModelFile, open_model
-from vkmoe.quants.types import TYPES
+from vkmoe.quants import TYPES, decode
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
 DRAFTER_FOLDER = FOLDER.parent / "drafters"
@@ -121,10 +122,9 @@ def rewrite(source: Path, target: Path, change: Change, per_part: int = 0) -> Pa
     for key, value in metadata.items():
         _add(writer, key, value)
     for name, tensor in tensors.items():
-        raw_type = gguf.GGMLQuantizationType[tensor.type]
-        block_weights, block_bytes = gguf.GGML_QUANT_SIZES[raw_type]
-        byte_shape = (*tensor.shape[:-1], tensor.shape[-1] // block_weights * block_bytes)
-        writer.add_tensor(name, tensor.data.reshape(byte_shape), raw_dtype=raw_type)
+        byte_shape = (*tensor.shape[:-1], TYPES[tensor.type].row_bytes(tensor.shape[-1]))
+        data = tensor.data.reshape(byte_shape)
+        writer.add_tensor(name, data, raw_dtype=raw_type(tensor.type))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -133,10 +133,9 @@ def rewrite(source: Path, target: Path, change: Change, per_part: int = 0) -> Pa
 
 
 def retyped(tensor: Tensor, type_name: str) -> Tensor:
-    """An F32 tensor in another type."""
-    assert tensor.type == "F32"
-    values = tensor.data.view(np.float32).reshape(tensor.shape)
-    assert TYPES[type_name].name == type_name
+    """A tensor in another type."""
+    n_weights = int(np.prod(tensor.shape))
+    values = decode(tensor.type, tensor.data, n_weights).reshape(tensor.shape)
     return Tensor(type_name, tensor.shape, quantise(type_name, values).reshape(-1))
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.gguf_file import samples as make
 from vkmoe.errors import ModelFileError
 from vkmoe.gguf_file import open_gguf
+from vkmoe.quants.types import BY_ID, FORMER
 
 HUGE = [1 << 31, 1 << 60, (1 << 63) - 1, (1 << 64) - 1]
 
@@ -175,10 +176,16 @@ def test_rows_that_are_not_whole_blocks(tmp_path: Path) -> None:
     make.refused(tmp_path, make.file_bytes(tensors=[one], data=bytes(144)), "blocks of 256")
 
 
-@pytest.mark.parametrize("type_id", [4, 5, 36, 255, 0xFFFFFFFF])
+@pytest.mark.parametrize("type_id", sorted({*range(44), 255, 0xFFFFFFFF} - set(BY_ID)))
 def test_unknown_weight_types(tmp_path: Path, type_id: int) -> None:
+    """They are refused by their number, and by their name where they have had one."""
     raw = make.file_bytes(tensors=[make.tensor(type_id=type_id)], data=bytes(32))
-    make.refused(tmp_path, raw, f"unknown weight type {type_id}")
+    known = {4: "Q4_2", 31: "Q4_0_4_4", 38: "IQ4_NL_8_8"}
+    assert known.items() <= {number: name for number, (name, _) in FORMER.items()}.items()
+    wanted = (
+        rf"{FORMER[type_id][0]} \({type_id}\)" if type_id in FORMER else f"weight type {type_id}"
+    )
+    make.refused(tmp_path, raw, wanted)
 
 
 @pytest.mark.parametrize("offset", [32, 1 << 40, (1 << 64) - 32])

@@ -28,13 +28,14 @@ from tests.gpu.spirv import (
 )
 from vkmoe.choices import KvType
 from vkmoe.gpu.device import spirv_folder
-from vkmoe.gpu.kernels import KERNELS, KernelSpec
+from vkmoe.gpu.kernels import KERNELS, KernelSpec, PushField
 from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape, choose_split, type_numbers
 from vkmoe.kernels.launches import Launch, MatvecFamily, Tile, kernel_class
 from vkmoe.kernels.prompt_attention.operations import choose_tiling
 from vkmoe.kernels.router.operations import MAX_EXPERTS
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
+from vkmoe.quants.code_books import HAS_CODE_BOOK, LARGEST_BYTES, code_books
 
 NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))
 SHARED_LIMIT = 16384  # the least maxComputeSharedMemorySize Vulkan allows
@@ -50,8 +51,8 @@ APPENDING_FAMILIES = {"append_rows", "append_latent_rows"}
 RECURRENT_FAMILIES = {"delta_inputs", "delta_step"}
 TILE_FAMILIES = {"matmul", "matmul_residual", "expert_matmul_gate_up", "expert_matmul_down"}
 DOT_FAMILIES = {"matvec", "matvec_residual", "embed"} | EXPERT_FAMILIES | KEEP_FAMILIES
-# Types with small planes: a word holds two halves or four exponents, so 4 bytes are loaded of them.
-PLANE_TYPES = {"q2_k", "q3_k", "q6_k", "q8_0", "q4_0", "iq4_nl", "iq4_xs", "mxfp4"}
+# Other types have small planes: a word holds two halves or four exponents, so 4 bytes are loaded.
+TYPES_WITHOUT_PLANES = {"f32", "f16", "bf16", "q4_k", "q5_k"}
 DEFAULT_TUNINGS = (
     Tuning("blocks", 8, 8, False, subgroup_size=8),
     Tuning("blocks", 8, 8, False, load_64bit=True, subgroup_size=8),
@@ -116,7 +117,7 @@ def test_bindings_are_those_of_the_specification(name: str) -> None:
 
 @every_variant
 def test_push_constants_are_those_of_the_specification(name: str) -> None:
-    """Names, types and offsets, in order."""
+    """Names, types and offsets, in order; behind them the address of a code book."""
     made, kinds = module(name), {"u32": "u32", "f32": "f32", "v2u32": "address"}
     blocks = [v for v in made.variables if v.storage == PUSH_CONSTANT]
     found = [
@@ -124,14 +125,17 @@ def test_push_constants_are_those_of_the_specification(name: str) -> None:
         for block in blocks
         for field, kind, marks in made.members(block.type)
     ]
-    wanted, offset = [], 0
-    for item in spec(name).push:
+    wanted, offset, items = [], 0, spec(name).push
+    if weight_type(name).upper() in HAS_CODE_BOOK:
+        items = (*items, PushField("address", "code_book"))
+    for item in items:
         size = 8 if item.kind == "address" else 4
         offset = -(-offset // size) * size
         wanted.append((item.name, item.kind, offset))
         offset += size
     assert found == wanted
-    assert offset == spec(name).push_bytes <= 128
+    assert len(items) > len(spec(name).push) or offset == spec(name).push_bytes
+    assert offset <= 128
 
 
 @every_variant
@@ -177,7 +181,7 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
     loads = {access for access in module(name).accesses if access.opcode == LOAD}
     if family(name) in DOT_FAMILIES:
         wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
-        words = family(name) != "embed" or weight_type(name) in PLANE_TYPES
+        words = family(name) != "embed" or weight_type(name) not in TYPES_WITHOUT_PLANES
         assert loads == ({wide, WORD_LOAD} if words else {wide})
     elif family(name) in TILE_FAMILIES:
         wide = Access(LOAD, "v2u64" if name.endswith("+blocks64") else "v4u32", 16)
@@ -263,11 +267,16 @@ def test_shared_memory_of_tiles(name: str) -> None:
     """As the host counts it, for the shapes that GPUs get; f16 takes less."""
     if "+blocks" in name:
         return
+    books, places = code_books()
+    ends = [*sorted({*places.values()}), books.nbytes]
+    begin = places.get(weight_type(name).upper(), books.nbytes)
+    book = min((end for end in ends if end > begin), default=begin) - begin
+    assert book <= LARGEST_BYTES
     for size, lane_dots in itertools.product((64, 128), (4, 8)):
-        tile = Tile(size, size, lane_dots, 4)
-        found = module(name).shared_bytes([size, lane_dots, 4])
-        assert found <= tile.shared_bytes * (0.7 if name.endswith("+half") else 1.0)
-        assert name.endswith("+half") or found >= tile.shared_bytes - 64
+        sums = Tile(size, size, lane_dots, 4).shared_bytes - LARGEST_BYTES
+        found = module(name).shared_bytes([size, lane_dots, 4]) - book
+        assert found <= 64 + sums * (0.7 if name.endswith("+half") else 1.0)
+        assert name.endswith("+half") or found >= sums
 
 
 CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f32"))

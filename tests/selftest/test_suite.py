@@ -26,6 +26,7 @@ from vkmoe.kernels.families import FAMILIES, selecting
 from vkmoe.kernels.family import Variant
 from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, MatvecFamily
 from vkmoe.kernels.tuning import Tuning, choose_tuning
+from vkmoe.quants import HAS_KERNEL, TYPES
 from vkmoe.selftest import suite
 from vkmoe.selftest.suite import compiled_variants, run_variant, runnable
 
@@ -115,6 +116,15 @@ def test_the_remembered_tuning_is_tested(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_kernel_and_every_variant_has_a_family() -> None:
     assert set(FAMILIES) == {variant.family for variant in compiled_variants()}
     assert set(FAMILIES) == set(kernels.KERNELS)
+
+
+def test_every_kernel_of_weights_is_there_for_every_type() -> None:
+    types: dict[str, set[str]] = {}
+    for variant in compiled_variants():
+        if variant.axis in TYPES:
+            types.setdefault(f"{variant.family}{variant.suffix}", set()).add(variant.axis)
+    assert len(types) == 41
+    assert {name for name, found in types.items() if found != HAS_KERNEL} == set()
 
 
 def test_a_variant_without_a_case_is_a_failure(device: Device, own: Tuning) -> None:

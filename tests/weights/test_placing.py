@@ -98,9 +98,9 @@ def both(first: Change, second: Change) -> Change:
 
 
 CHANGES = {
-    "types without kernels": ("moe_plain", of_types(UNEVEN)),
+    "types of old files": ("moe_plain", of_types(UNEVEN)),
     "one by one": ("mixtral_plain", one_by_one),
-    "one by one, without kernels": ("mixtral_plain", both(of_types(UNEVEN), one_by_one)),
+    "one by one, types of old files": ("mixtral_plain", both(of_types(UNEVEN), one_by_one)),
     "biases in F16": ("gptoss_odd", half_biases("F16")),
     "biases in BF16": ("gptoss_odd", half_biases("BF16")),
 }
@@ -144,7 +144,6 @@ def test_experts_have_the_same_bytes_from_the_loader_and_the_span_reader(
     tensors = read_tensors(opened, read_spec(opened))
     piece_bytes = expert_shape(tensors.layers[0].block).span_bytes // 7
     monkeypatch.setattr(placing, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(placing, "CONVERTED_PIECE_BYTES", piece_bytes)
     number = 0
     with SpanReader(opened, tensors) as reader:
         for layer in tensors.layers:
@@ -187,11 +186,11 @@ def test_biases_are_float32_at_multiples_of_16(kind: str, tmp_path: Path) -> Non
                     np.testing.assert_array_equal(found, values)
 
 
-def test_converting_is_done_by_several_threads(
+def test_rows_are_laid_out_by_several_threads(
     placers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two must meet in it, or it takes too long; staged rows are sent by who asked for them."""
-    monkeypatch.setattr(placing, "CONVERTED_PIECE_BYTES", 1000)
+    monkeypatch.setattr(placing, "PIECE_BYTES", 1000)
     meeting = threading.Barrier(2)
     threads: set[str] = set()
 
@@ -213,11 +212,11 @@ def test_converting_is_done_by_several_threads(
     assert len(steps) > 10 and steps == sorted(steps)
 
 
-def test_few_converted_rows_wait_for_their_turn(
+def test_few_rows_that_are_laid_out_wait_for_their_turn(
     placers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of memory that is not mapped; else a large tensor would be in host memory as a whole."""
-    monkeypatch.setattr(placing, "CONVERTED_PIECE_BYTES", 1000)
+    monkeypatch.setattr(placing, "PIECE_BYTES", 1000)
     n_made = 0
     ahead: list[int] = []
     lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""This module turns float32 weights into the bytes of the types that the demo model and tests have.
+"""This module turns float32 weights into the bytes of any type of weights.
 
-It owns the checks, the cutting into pieces, and Q8_0; k_quants.py has the superblocks, and the
-`gguf` package the plain types. It is written for preparing models, not for speed at run time. The
-same input gives the same bytes.
+It owns the checks, the cutting into pieces, and Q8_0. k_quants.py has the superblocks of the demo
+model, the `gguf` package the plain types; the other types are left to ggml, which the CPU device
+has. The same input gives the same bytes. This is to prepare models, and not fast.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import gguf
 import numpy as np
 
 from tools.quantise.k_quants import quantise_q4_k, quantise_q5_k, quantise_q6_k
+from vkmoe.cpu.variants import native
 from vkmoe.errors import UnsupportedModelError
-from vkmoe.quants.convert import decode
+from vkmoe.quants import HAS_KERNEL, decode
 from vkmoe.quants.types import TYPES, Bytes, Floats
 
 # Weights per piece: small enough that a search's arrays stay in the cache.
@@ -32,8 +33,8 @@ def quantise(type_name: str, weights: Floats) -> Bytes:
     Raises UnsupportedModelError for a type that has no quantiser, for rows that are not whole
     blocks, and for weights that are not finite or beyond the type's reach.
     """
-    if type_name not in (*_QUANTISERS, *_PLAIN):
-        known = ", ".join(sorted((*_QUANTISERS, *_PLAIN)))
+    if type_name not in HAS_KERNEL:
+        known = ", ".join(sorted(HAS_KERNEL))
         raise UnsupportedModelError(f"cannot quantise to {type_name}", f"use one of {known}")
     quant_type, columns = TYPES[type_name], weights.shape[-1]
     if columns % quant_type.block_weights:
@@ -59,8 +60,11 @@ def _quantise_piece(type_name: str, blocks: Floats) -> Bytes:
         if type_name in _PLAIN:
             found = gguf.quants.quantize(blocks, gguf.GGMLQuantizationType[type_name])
             found = found.view(np.uint8)
-        else:
+        elif type_name in _QUANTISERS:
             found = _QUANTISERS[type_name](blocks, _importance(blocks))
+        else:
+            alike = np.ones(blocks.shape[1], np.float32)
+            found = native().quantise(TYPES[type_name].ggml_id, blocks, alike)
     if not np.isfinite(decode(type_name, found, blocks.size)).all():
         raise UnsupportedModelError(f"the weights are too large for {type_name}")
     return found.reshape(len(blocks), -1)

@@ -7,13 +7,17 @@ Synthetic models and kernel tests use it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 from gguf.quants import IQ4_NL, MXFP4
 
 from tools.quantise.k_quants import pack_subscales
-from vkmoe.quants.types import TYPES, Bytes
+from vkmoe.quants import TYPES, decode
+from vkmoe.quants.types import Bytes
+
+_N_SAMPLE = 1 << 12  # blocks by which the size of weights is measured
 
 
 def _rms(values: npt.NDArray[np.generic]) -> float:
@@ -100,6 +104,64 @@ def _either_sign(
     return make
 
 
+def _with_scale(
+    type_name: str, at: int, minimum: float | None = None
+) -> Callable[[int, np.random.Generator, float], Bytes]:
+    """Types whose blocks are d times what all their other bits say: these are random.
+
+    `at` is the place of d, behind which a minimum follows that is `minimum` times d.
+    """
+
+    def make(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
+        blocks = _random_bytes((n_blocks, TYPES[type_name].block_bytes), rng)
+        d = deviation / _rms_of(type_name, at, minimum)
+        blocks[:, at : at + 2] = _half_bytes(d)
+        if minimum is not None:
+            blocks[:, at + 2 : at + 4] = _half_bytes(minimum * d)
+        return blocks
+
+    return make
+
+
+@cache
+def _rms_of(type_name: str, at: int, minimum: float | None) -> float:
+    """The root mean square of weights of random blocks where d is 1."""
+    blocks = _random_bytes((_N_SAMPLE, TYPES[type_name].block_bytes), np.random.default_rng(0))
+    blocks[:, at : at + 2] = _half_bytes(1.0)
+    if minimum is not None:
+        blocks[:, at + 2 : at + 4] = _half_bytes(minimum)
+    return _rms(decode(type_name, blocks, _N_SAMPLE * TYPES[type_name].block_weights))
+
+
+def _iq1_m(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
+    """As IQ1_S, whose weights are as large; each of four half words has four bits of d."""
+    blocks = _random_bytes((n_blocks, TYPES["IQ1_M"].block_bytes), rng)
+    d = int(_half_bytes(deviation / _rms_of("IQ1_S", 0, None)).view("<u2")[0])
+    for i, scales in enumerate(blocks[:, 48:].view("<u2").T):
+        scales &= np.uint16(0x0FFF)
+        scales |= np.uint16((d >> 4 * i & 15) << 12)
+    return blocks
+
+
+def _nvfp4(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
+    """Scales of two UE4M3 numbers that follow each other, in the shares that make the deviation."""
+    blocks = _random_bytes((n_blocks, TYPES["NVFP4"].block_bytes), rng)
+    numbers = decode("NVFP4", _steps_of_ue4m3(), 127 * 64).reshape(127, 64)[:, 0].astype(float)
+    wanted = deviation / _rms(np.array(MXFP4.kvalues))
+    code = int(np.searchsorted(numbers, wanted)) - 1
+    below, above = numbers[code] ** 2, numbers[code + 1] ** 2
+    share = (wanted**2 - below) / (above - below)  # of the larger
+    blocks[:, :4] = code + (blocks[:, :4] < round(256 * share))
+    return blocks
+
+
+def _steps_of_ue4m3() -> Bytes:
+    """Blocks of each scale but the one that is no number, whose weights are that scale."""
+    blocks = np.full((127, TYPES["NVFP4"].block_bytes), 0x11, np.uint8)
+    blocks[:, :4] = np.arange(127)[:, None]
+    return blocks
+
+
 def _mxfp4(n_blocks: int, rng: np.random.Generator, deviation: float) -> Bytes:
     """Two exponents that follow each other, in the shares that make the deviation."""
     blocks = _random_bytes((n_blocks, TYPES["MXFP4"].block_bytes), rng)
@@ -148,6 +210,17 @@ _MAKERS: dict[str, Callable[[int, np.random.Generator, float], Bytes]] = {
     "IQ4_XS": _either_sign("IQ4_XS", 0, _SIGNED_SUBSCALE_RMS * _rms(np.array(IQ4_NL.kvalues))),
     "IQ4_NL": _either_sign("IQ4_NL", 0, _rms(np.array(IQ4_NL.kvalues))),
     "Q4_0": _either_sign("Q4_0", 0, _rms(np.arange(-8, 8))),
+    "Q4_1": _with_scale("Q4_1", 0, -7.5),
+    "Q5_0": _either_sign("Q5_0", 0, _rms(np.arange(-16, 16))),
+    "Q5_1": _with_scale("Q5_1", 0, -15.5),
+    **{name: _with_scale(name, 0) for name in ("IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S")},
+    "IQ1_S": _with_scale("IQ1_S", 0),
+    "IQ1_M": _iq1_m,
+    "TQ1_0": _with_scale("TQ1_0", 52),
+    "TQ2_0": _either_sign("TQ2_0", 64, _rms(np.arange(-1, 3))),
+    "Q1_0": _with_scale("Q1_0", 0),
+    "Q2_0": _either_sign("Q2_0", 0, _rms(np.arange(-1, 3))),
+    "NVFP4": _nvfp4,
     "MXFP4": _mxfp4,
     "Q8_0": _q8_0,
     "F32": _f32,

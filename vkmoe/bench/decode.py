@@ -34,7 +34,7 @@ from vkmoe.models import ModelFile, open_model
 from vkmoe.modes import Hybrid
 from vkmoe.quants import device_row_bytes
 from vkmoe.selftest.suite import run_variant, variants_of
-from vkmoe.weights.mapped import kept_type, mapped_bytes, spans_in_file
+from vkmoe.weights.mapped import mapped_bytes, spans_in_file
 from vkmoe.weights.placer import Progress
 from vkmoe.weights.sizes import weight_bytes
 
@@ -145,7 +145,7 @@ def token_bytes(model: ModelFile, layout: Layout = "planes") -> TokenBytes:
         sizes, kind = weight_bytes(tensors), tensors.embeddings.type
         trunk, experts = sizes.trunk, sizes.experts
     else:  # read where the file is mapped, but for what is copied
-        sizes, kind = mapped_bytes(tensors), kept_type(tensors.embeddings.data_type)
+        sizes, kind = mapped_bytes(tensors), tensors.embeddings.type
         experts = sum(map(sum, spans_in_file(tensors)))
         trunk = sizes.mapped + sizes.copied - experts
     row_bytes = device_row_bytes(kind, spec.width, layout)

@@ -18,7 +18,7 @@ from vkmoe.bench.defaults import LARGEST_MIB, MODEL, REPEATS
 from vkmoe.bench.environment import show_card
 from vkmoe.bench.measure import Output, Summary, document
 from vkmoe.bench.shapes import MODELS, shapes_of
-from vkmoe.choices import Layout, TuningSource
+from vkmoe.choices import TuningSource
 from vkmoe.devices import open_device
 from vkmoe.errors import UsageError
 from vkmoe.facts import DeviceInfo
@@ -27,7 +27,6 @@ from vkmoe.gpu.program import Dispatch
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.families import FAMILIES, selecting
 from vkmoe.kernels.family import Setup, Variant, Work
-from vkmoe.kernels.inputs import compared_types
 from vkmoe.kernels.shapes import TINY, KernelShapes
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import open_model
@@ -60,7 +59,7 @@ class KernelChoice:
 
     def __post_init__(self) -> None:
         compiled = {variant.axis for variant in compiled_variants() if variant.axis}
-        types = sorted(compiled | set(compared_types()))
+        types = sorted(compiled)
         _refuse_unknown("--family", self.families, FAMILIES)
         _refuse_unknown("--type", [name.upper() for name in self.types], types)
         names = [name for name in self.models if not _is_file(name)]
@@ -92,7 +91,7 @@ def run(device_name: str | None, choice: KernelChoice, output: Output) -> dict[s
     Raises UsageError where nothing passes the filters, WrongResultError, ModelFileError, GpuErrors.
     """
     with open_device(device_name, n_threads=choice.threads) as device:
-        models = models_of(choice, device.info.layout)
+        models = models_of(choice)
         card = show_card(device, choice.threads, output)
         own = tuning_for(device.info, choice.tuning)
         jobs, left_out = chosen_jobs(choice, models, own, device.info)
@@ -126,13 +125,13 @@ def _is_file(name: str) -> bool:
     return name.endswith(".gguf") or Path(name).is_file()
 
 
-def models_of(choice: KernelChoice, layout: Layout = "planes") -> list[KernelShapes]:
+def models_of(choice: KernelChoice) -> list[KernelShapes]:
     """Look the models up, and read those that are files: these have types of their own."""
     models: list[KernelShapes] = []
     for name in choice.models:
         if _is_file(name):
             with open_model(Path(name)) as file:
-                models.append(shapes_of(file, layout))
+                models.append(shapes_of(file))
         else:
             models += MODELS.values() if name == "all" else [(MODELS | {"tiny": TINY})[name]]
     if choice.quick:

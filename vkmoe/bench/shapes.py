@@ -6,19 +6,16 @@ and for a tiny model of no file that has a bit of everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vkmoe.choices import Layout
 from vkmoe.errors import UsageError
 from vkmoe.facts import AttentionSpec, DeltaNetSpec, ExpertSpec, LatentSpec, Mixer, RopeSpec
 from vkmoe.kernels.shapes import KernelShapes
 from vkmoe.models import ModelFile
 from vkmoe.models.tensors import FeedForwardTensors, ModelTensors
 from vkmoe.models.trunk_tensors import FileMatrix
-from vkmoe.quants import loaded_type
-from vkmoe.weights.mapped import kept_type
 
 
 @dataclass(frozen=True)
@@ -151,32 +148,32 @@ _ROLES = {
 }
 
 
-def shapes_of(model: ModelFile, layout: Layout = "planes") -> KernelShapes:
-    """Take shapes, and types as they are loaded in a layout, from a model file.
+def shapes_of(model: ModelFile) -> KernelShapes:
+    """Take shapes and types from a model file.
 
     Raises UsageError for one without experts.
     """
     spec = model.spec
     if spec.experts is None:
         raise UsageError(f"{spec.name} has no experts", "give a mixture-of-experts model")
-    types = _types(model.tensors, loaded_type if layout == "planes" else kept_type)
+    types = _types(model.tensors)
     return KernelShapes(
         spec.name, spec.width, spec.n_vocab, spec.mixers, spec.experts, types=frozenset(types)
     )
 
 
-def _types(tensors: ModelTensors, loaded: Callable[[str], str]) -> Iterator[tuple[str, str]]:
-    """List role and type, as loaded, of each matrix in a layer with experts, and outside layers."""
-    yield "embed", loaded(tensors.embeddings.data_type)
-    yield "head", loaded(tensors.output.data_type)
+def _types(tensors: ModelTensors) -> Iterator[tuple[str, str]]:
+    """List role and type of each matrix in a layer with experts, and outside layers."""
+    yield "embed", tensors.embeddings.type
+    yield "head", tensors.output.type
     for layer in tensors.layers:
         for name, part in (*layer.mixer.items(), *layer.feed_forward.items()):
             if isinstance(part, FileMatrix):
-                yield _ROLES[name], loaded(part.data_type)
+                yield _ROLES[name], part.type
         experts = layer.block if layer.has_experts else None
         for name, block in {"": experts, "shared ": layer.feed_forward.get("shared")}.items():
             if isinstance(block, FeedForwardTensors):
-                gate, up, down = (loaded(matrix.type) for matrix in block.matrices)
+                gate, up, down = (matrix.type for matrix in block.matrices)
                 yield from ((f"{name}gate/up", kind) for kind in (gate, up))
                 yield f"{name}down", down
 

@@ -46,7 +46,7 @@ def info(context: typer.Context, *, which: ModelChoice, engine: EngineConfig) ->
         if model.ahead is not None:
             typer.echo("guesses       tokens ahead, by a layer of the model (--draft mtp)")
         tensors = model.tensors
-        lines = [*type_lines(tensors), *_conversion_lines(tensors), *_tokenizer_lines(file)]
+        lines = [*type_lines(tensors), *_tokenizer_lines(file)]
         typer.echo("\n".join(lines))
         with with_ahead(model, engine) as whole:
             typer.echo("\n".join(_plan_lines(whole, engine)))
@@ -71,19 +71,6 @@ def _file_lines(file: GgufFile) -> list[str]:
         word = "tensor " if n_tensors[kind] == 1 else "tensors"
         lines.append(f"  {kind:12}{n_tensors[kind]:5} {word} {size / _MIB:12,.1f} MiB")
     return lines
-
-
-def _conversion_lines(tensors: ModelTensors) -> list[str]:
-    """List what has a type without kernels, and what loading makes of it."""
-    from vkmoe.weights.sizes import conversions
-
-    return [
-        f"converted     {item.n_tensors} tensor{'s' * (item.n_tensors > 1)}"
-        f"{' of experts' * item.of_experts} from "
-        f"{item.file_type} to {item.loaded_type}, {item.file_bytes / _MIB:,.1f} -> "
-        f"{item.loaded_bytes / _MIB:,.1f} MiB"
-        for item in conversions(tensors)
-    ]
 
 
 def _tokenizer_lines(file: GgufFile) -> list[str]:

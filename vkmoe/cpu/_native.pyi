@@ -33,6 +33,15 @@ def n_read_ahead() -> int:
 def formats() -> list[Format]:
     """List all types that ggml multiplies, by their numbers."""
 
+def quantise(
+    type: int, weights: NDArray[np.float32], importance: NDArray[np.float32]
+) -> NDArray[np.uint8]:
+    """Quantise finite weights [n_rows, n_columns] as ggml does: uint8 [n_rows, row_bytes].
+
+    `type` is the number in GGUF files of one of `formats`; `importance` [n_columns] says what an
+    error in each column costs. For tools and tests.
+    """
+
 class Pool:
     """Holds threads that run programs together; the one that calls is among them.
 

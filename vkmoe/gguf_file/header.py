@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from vkmoe.errors import ModelFileError
 from vkmoe.gguf_file.disk import MappedFile
-from vkmoe.quants.types import BY_ID, QuantType
+from vkmoe.quants.types import BY_ID, FORMER, QuantType
 
 _Numbers: TypeAlias = npt.NDArray[np.generic]
 _ArrayValue: TypeAlias = "_Numbers | list[str] | list[_ArrayValue]"
@@ -181,15 +181,20 @@ def _read_tensor(cursor: _Cursor, alignment: int, part: int) -> TensorInfo:
     offset = cursor.u64(f"the description of {what}")
     quant_type = BY_ID.get(type_id)
     if quant_type is None:
-        refuse(
-            cursor.label,
-            f"{what} has the unknown weight type {type_id}",
-            "the file is damaged, or newer than this vkmoe",
-        )
+        _refuse_type(cursor.label, what, type_id)
     n_bytes = _tensor_bytes(cursor, what, sizes, quant_type)
     if offset % alignment:
         refuse(cursor.label, f"{what} starts at {offset}, not a multiple of {alignment}")
     return TensorInfo(name, quant_type.name, tuple(reversed(sizes)), n_bytes, part, offset)
+
+
+def _refuse_type(label: str, what: str, type_id: int) -> NoReturn:
+    if type_id not in FORMER:
+        hint = "the file is damaged, or newer than this vkmoe"
+        refuse(label, f"{what} has the unknown weight type {type_id}", hint)
+    name, instead = FORMER[type_id]
+    hint = f"get the model in {instead}, which holds the same weights"
+    refuse(label, f"{what} has the weight type {name} ({type_id}), which is no longer in use", hint)
 
 
 def _tensor_bytes(cursor: _Cursor, what: str, sizes: list[int], quant_type: QuantType) -> int:

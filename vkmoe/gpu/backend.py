@@ -10,10 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
+
 from vkmoe.gpu.device import Device, translate_errors, translated, vulkan_errors
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
+from vkmoe.gpu.transfer import Transfer
 from vkmoe.interrupts import at_checkpoints, checkpoint, result_of
+from vkmoe.quants.code_books import code_books
 
 if TYPE_CHECKING:
     from vkmoe.gpu import _native
@@ -49,6 +53,7 @@ class Backend:
         self._tensors: dict[str, _native.Tensor] = {}
         self._buffers: dict[str, _native.Buffer] = {}
         self._kernels: dict[tuple[object, ...], _native.Kernel] = {}
+        self._code_books: _native.Buffer | None = None
 
     def bind(self, name: str, buffer: _native.Buffer) -> None:
         """Name a raw buffer so that copies can refer to it."""
@@ -82,12 +87,13 @@ class Backend:
         """
         timed = timed and self.device.native.has_timestamps()
         planned = plan_barriers(program.commands) if barriers is None else barriers
-        self._compile(program.commands)
+        commands = self._with_code_books(program.commands)
+        self._compile(commands)
         with translate_errors(f"recording {program.name}"):
             recorder = self.device.native.recorder(n_timestamps=2 if timed else 0)
             if timed:
                 recorder.timestamp(0)
-            for command, barrier in zip(program.commands, planned, strict=True):
+            for command, barrier in zip(commands, planned, strict=True):
                 if barrier:
                     recorder.barrier()
                 if isinstance(command, Copy):
@@ -185,6 +191,25 @@ class Backend:
 
     def _memory(self, name: str) -> _native.Buffer | _native.Tensor:
         return self._buffers[name] if name in self._buffers else self._tensors[name]
+
+    def _with_code_books(self, commands: Sequence[Command]) -> Sequence[Command]:
+        """Add the addresses that kernels of GPUs read; CPUs have code books of their own."""
+        if self.device.info.layout == "file":
+            return commands
+        return [
+            each.with_code_book(self._code_books_address) if isinstance(each, Dispatch) else each
+            for each in commands
+        ]
+
+    def _code_books_address(self) -> int:
+        """Return the address of all code books, which are placed at the first call."""
+        if self._code_books is None:
+            words, _ = code_books()
+            self._code_books = self.device.allocate("device", words.nbytes, "code books")
+            with Transfer(self.device, words.nbytes) as transfer:
+                transfer.write(self._code_books, 0, words.view(np.uint8))
+                transfer.flush()
+        return self._code_books.address
 
     def _compile(self, commands: Sequence[Command]) -> None:
         """Compile the kernels that are not there yet, several at a time: drivers take long."""

@@ -6,8 +6,11 @@ lowered (`backend.py`). `hazards.py` decides where barriers go.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
+
+from vkmoe.quants.code_books import HAS_CODE_BOOK, code_books
 
 MAX_GROUPS = 65535  # workgroups in each direction that every Vulkan device takes
 
@@ -147,6 +150,22 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         assert all(1 <= n <= MAX_GROUPS for n in self.groups), self
+
+    @property
+    def weight_type(self) -> str:
+        """Name the type of the weights that it reads, such as Q4_K of matvec.q4_k+blocks, or ""."""
+        return self.variant.partition("+")[0].partition(".")[2].upper()
+
+    def with_code_book(self, first: Callable[[], int]) -> Dispatch:
+        """Add the address of a code book where the weights are indices of one.
+
+        `first` is asked for the address of all code books (quants/code_books.py).
+        """
+        if self.weight_type not in HAS_CODE_BOOK:
+            return self
+        address = first() + code_books()[1][self.weight_type]
+        push = self.push + bytes(-len(self.push) % 8) + address.to_bytes(8, "little")
+        return replace(self, push=push)
 
     def __str__(self) -> str:
         x, y, z = self.groups

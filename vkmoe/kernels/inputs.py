@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +27,13 @@ from vkmoe.kernels.norms.operations import NormInput, NormOutput
 from vkmoe.kernels.rounding import rounded
 from vkmoe.kernels.rows import N_DRAWN, RowBatch
 from vkmoe.kernels.tuning import Tuning
-from vkmoe.quants import FOR_THREADS, can_load, decode, to_device
+from vkmoe.quants import decode, to_device
 from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes
 
 WEIGHT_TYPES = tuple(name for name in TYPES if name in HAS_KERNEL)
+# With these ggml rounds sums of activations to float16, which no bound on single terms allows:
+# cases leave them out on CPUs, where tests/cpu has a twin.
+ROUNDED_SUMS = ("Q4_1", "Q5_1")
 
 
 class Scales(NamedTuple):
@@ -50,23 +53,29 @@ _SCALES = {
     "Q4_0": Scales((0,), 4e-2),
     "IQ4_NL": Scales((0,)),
     "IQ4_XS": Scales((0,), 2e-4),
+    "Q4_1": Scales((0, 2), 4e-2),
+    "Q5_0": Scales((0,), 2e-2),
+    "Q5_1": Scales((0, 2), 2e-2),
+    "IQ3_XXS": Scales((0,), 1e-3),
+    "IQ3_S": Scales((0,), 1e-3),
+    "IQ2_XXS": Scales((0,)),
+    "IQ2_XS": Scales((0,)),
+    "IQ2_S": Scales((0,)),
+    "IQ1_S": Scales((0,), 2e-2),
+    "IQ1_M": Scales((), 2e-2),
+    "TQ1_0": Scales((52,), 0.2),
+    "TQ2_0": Scales((64,), 0.2),
+    "Q1_0": Scales((0,), 0.2),
+    "Q2_0": Scales((0,), 0.2),
+    "NVFP4": Scales(()),
     "MXFP4": Scales(()),
 }
-# MXFP4's exponents: 2^-9 to 2^-4, times values up to 12.
+# Scales of other forms. MXFP4's exponents: 2^-9 to 2^-4, times values up to 12.
 _EXPONENTS = range(119, 125)
-
-# Of other types, whose blocks are drawn from all bits: the largest weight, and how many blocks are
-# drawn at least, of which about half have no larger one.
-LARGEST, FEWEST_DRAWN = 8.0, 64
+_UE4M3 = range(0, 40)  # of NVFP4: 0 to 2^-3, subnormal ones too
 
 # Larger matrices repeat their rows: they are for measurements, and drawing takes long.
 DISTINCT_BYTES = 8 << 20
-
-
-@cache
-def other_types() -> tuple[str, ...]:
-    """Name the types that CPUs read as they are in a file, though GPUs have no kernel for them."""
-    return tuple(sorted(name for name in FOR_THREADS - set(WEIGHT_TYPES) if can_load(name)))
 
 
 @dataclass
@@ -82,14 +91,6 @@ class Placed:
         return decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
 
 
-def compared_types() -> tuple[str, ...]:
-    """Name those of `other_types` that cases compare: of the others tests/cpu has a twin.
-
-    There ggml rounds sums of activations to float16, which no bound on single terms allows.
-    """
-    return tuple(name for name in other_types() if name not in ("Q4_1", "Q5_1"))
-
-
 def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
     """Draw rows uint8 [n_rows, row_bytes] as in a file, finite."""
     kind = TYPES[type_name]
@@ -100,25 +101,27 @@ def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Gene
     if type_name in ("F32", "F16", "BF16"):
         return _floats(type_name, n_rows * n_columns, rng).reshape(n_rows, row_bytes)
     n_blocks = n_rows * row_bytes // kind.block_bytes
-    if type_name not in _SCALES:
-        return _moderate_blocks(type_name, n_blocks, rng).reshape(n_rows, row_bytes)
     blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
     places, size = _SCALES[type_name]
     for at in places:
-        halves = size * rng.uniform(0.5, 1.5, n_blocks) * rng.choice([-1.0, 1.0], n_blocks)
-        blocks[:, at : at + 2] = halves.astype("<f2").view(np.uint8).reshape(n_blocks, 2)
+        blocks[:, at : at + 2] = _drawn_halves(size, n_blocks, rng)[:, None].view(np.uint8)
     if type_name == "MXFP4":
         blocks[:, 0] = rng.integers(_EXPONENTS.start, _EXPONENTS.stop, n_blocks)
+    elif type_name == "NVFP4":
+        blocks[:, :4] = rng.integers(_UE4M3.start, _UE4M3.stop, (n_blocks, 4))
+    elif type_name == "IQ1_M":
+        halves = _drawn_halves(size, n_blocks, rng)
+        for i, scales in enumerate(blocks[:, 48:].view(np.uint16).T):  # each has four bits of it
+            scales &= np.uint16(0x0FFF)
+            scales |= (halves >> np.uint16(4 * i)) << np.uint16(12)
     return blocks.reshape(n_rows, row_bytes)
 
 
-def _moderate_blocks(type_name: str, n_blocks: int, rng: np.random.Generator) -> Bytes:
-    """Draw blocks [n_blocks, block_bytes] of any bits whose weights are finite and moderate."""
-    kind = TYPES[type_name]
-    blocks = rng.integers(0, 256, (max(n_blocks, FEWEST_DRAWN), kind.block_bytes), np.uint8)
-    values = decode(type_name, blocks, len(blocks) * kind.block_weights)
-    largest = np.abs(values).reshape(len(blocks), -1).max(axis=1)
-    return np.resize(blocks[largest <= LARGEST], (n_blocks, kind.block_bytes))
+def _drawn_halves(size: float, n: int, rng: np.random.Generator) -> NDArray[np.uint16]:
+    """Draw the bits of float16 values of about `size`, of either sign."""
+    drawn = size * rng.uniform(0.5, 1.5, n) * rng.choice([-1.0, 1.0], n)
+    bits: NDArray[np.uint16] = drawn.astype("<f2").view(np.uint16)
+    return bits
 
 
 def _floats(type_name: str, n_weights: int, rng: np.random.Generator) -> Bytes:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from vkmoe.quants.code_books import LARGEST_BYTES
+
 MatvecFamily = Literal["matvec", "matvec_residual", "expert_gate_up", "expert_down"]
 RowClass = Literal["few", "some", "many"]
 ColumnClass = Literal["short", "long"]
@@ -56,8 +58,8 @@ class Tile(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Return what a tile of f32 has in shared memory: a chunk of each row, and a code book."""
-        return 4 * (32 * (self.dots + self.columns) + 16)
+        """Return what a tile of f32 has in shared memory: 32 weights of each row, a code book."""
+        return 4 * 32 * (self.dots + self.columns) + LARGEST_BYTES
 
     def __str__(self) -> str:
         return f"{self.dots} x {self.columns} by {self.workgroup_size}"

@@ -32,7 +32,7 @@ from vkmoe.models.trunk_tensors import (
     split_heads,
 )
 from vkmoe.models.weights import AttentionWeights, DeltaNetWeights, LatentWeights, MixerWeights
-from vkmoe.quants import HAS_KERNEL, TYPES, can_load
+from vkmoe.quants import HAS_KERNEL, TYPES
 
 VECTOR_TYPES = frozenset({"F32", "F16", "BF16"})  # a file's types of what is used as float32
 ROPE_FACTORS = "rope_freqs.weight"  # divisors for any context, as Llama 3.1 has them
@@ -519,12 +519,11 @@ class _Finder:
         """Find weights [..., rows, columns]. Raises UnsupportedModelError if they cannot be run."""
         tensor = self._find(name, shape)
         name = tensor.name
-        if not can_load(tensor.type):
-            converted = sorted(kind for kind in TYPES if can_load(kind) and kind not in HAS_KERNEL)
+        if tensor.type not in HAS_KERNEL:
+            number = TYPES[tensor.type].ggml_id
             raise UnsupportedModelError(
-                f"{self.path}: {name} is of type {tensor.type}, which vkmoe cannot run",
-                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}, and converts "
-                f"{', '.join(converted)}",
+                f"{self.path}: {name} is of type {tensor.type} ({number}): no weights",
+                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}",
             )
         if shape[-1] % 32:
             raise UnsupportedModelError(

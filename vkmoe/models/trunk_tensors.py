@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vkmoe.facts import LatentSpec
 from vkmoe.gguf_file import GgufFile, TensorInfo
-from vkmoe.quants import TYPES, decode, device_row_bytes, loaded_type
+from vkmoe.quants import TYPES, decode, device_row_bytes
 
 Bytes = NDArray[np.uint8]
 # What keys become when they are turned: a type with blocks would round them once more, so F16.
@@ -65,14 +65,9 @@ class FileMatrix:
         return self.tensor.n_weights // self.n_columns
 
     @property
-    def data_type(self) -> str:
-        """Name the type of what `data` returns."""
-        return self.tensor.type
-
-    @property
     def type(self) -> str:
-        """Name the type on the device."""
-        return loaded_type(self.data_type)
+        """Name the type of what `data` returns, which is that on the device."""
+        return self.tensor.type
 
     @property
     def n_bytes(self) -> int:
@@ -110,7 +105,7 @@ class HeadMatrices(FileMatrix):
         return self.n_heads * self.rows
 
     @property
-    def data_type(self) -> str:
+    def type(self) -> str:
         return TURNED_TYPES.get(self.tensor.type, "F16") if self.turned else self.tensor.type
 
     def data(self, file: GgufFile) -> Bytes:
@@ -119,7 +114,7 @@ class HeadMatrices(FileMatrix):
         heads = heads[:, self.first : self.end]
         if not self.turned:
             return np.ascontiguousarray(heads).reshape(self.n_rows, -1)
-        kind = np.float32 if self.data_type == "F32" else np.float16
+        kind = np.float32 if self.type == "F32" else np.float16
         floats = np.empty((self.n_heads, self.rows, self.n_columns), kind)
         for head, turned in zip(heads, floats, strict=True):
             values = decode(self.tensor.type, head, turned.size)

@@ -56,7 +56,6 @@ from vkmoe.placement.memory import (
     option_of,
 )
 from vkmoe.placement.pools import PoolRoom
-from vkmoe.weights.sizes import CONVERTING_BYTES, growth_words
 
 
 def plans(
@@ -77,24 +76,18 @@ def plans(
     """
     found, error = list[MemoryPlan](), None
     planner = _Planner(config, spec, device, weights, scratch, available_host_bytes)
-    try:
-        given = planner.expert_room(curve)
-        for way in ways(given):
-            try:
-                made = planner.complete(given, way)
-            except (OutOfMemoryError, UsageError) as refusal:
-                error = refusal
-                continue
-            # Unasked, hybrid without a slot is what another way is.
-            if config.mode == "hybrid" or not isinstance(way.mode, Hybrid) or made.mode.has_slots:
-                found.append(made)
-        if error is not None and not found:
-            raise error
-    except OutOfMemoryError as error:
-        if growth := growth_words(weights.conversions):
-            others = "; a file in a type that vkmoe runs as it is needs less"
-            raise OutOfMemoryError(f"{error}; weights are {growth}", error.hint + others) from None
-        raise
+    given = planner.expert_room(curve)
+    for way in ways(given):
+        try:
+            made = planner.complete(given, way)
+        except (OutOfMemoryError, UsageError) as refusal:
+            error = refusal
+            continue
+        # Unasked, hybrid without a slot is what another way is.
+        if config.mode == "hybrid" or not isinstance(way.mode, Hybrid) or made.mode.has_slots:
+            found.append(made)
+    if error is not None and not found:
+        raise error
     return found
 
 
@@ -314,9 +307,6 @@ class _Planner:
         yield line(JOINED, "host", "what the CPU adds to them", JOINED, scratch.joined)
         item, reason = "activations of the CPU", "for the experts that it computes"
         yield allocation(device, item, "host", reason, n_bytes=scratch.of_cpu)
-        found = self.weights.conversions
-        item, reason = "converting weights", growth_words(found) or "for a moment"
-        yield allocation(device, item, "host", reason, n_bytes=CONVERTING_BYTES * bool(found))
 
     @property
     def _copied_bytes(self) -> int:

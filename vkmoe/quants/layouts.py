@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vkmoe.choices import Layout
+from vkmoe.quants.decoding import decode
 from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes
 
 ROW_ALIGNMENT = 16
@@ -34,10 +35,34 @@ _PLANES: dict[str, tuple[_Plane, ...]] = {  # in the order of their runs in a ro
     "Q6_K": (_Plane(0, 128), _Plane(128, 64), _Plane(192, 16), _Plane(208, 2)),
     # nibbles; d and scales
     "IQ4_XS": (_Plane(8, 128), _Plane(0, 8)),
-    # quants or nibbles; d, or the exponent
+    # bit pairs; d
+    "TQ2_0": (_Plane(0, 64), _Plane(64, 2)),
+    # trits; the last ones; d
+    "TQ1_0": (_Plane(0, 48), _Plane(48, 4), _Plane(52, 2)),
+    # indices; signs and scales; d
+    "IQ3_XXS": (_Plane(2, 64), _Plane(66, 32), _Plane(0, 2)),
+    # indices; signs; upper bits; scales; d
+    "IQ3_S": (_Plane(2, 64), _Plane(74, 32), _Plane(66, 8), _Plane(106, 4), _Plane(0, 2)),
+    # indices, signs and scales; d
+    "IQ2_XXS": (_Plane(2, 64), _Plane(0, 2)),
+    # indices and signs; scales; d
+    "IQ2_XS": (_Plane(2, 64), _Plane(66, 8), _Plane(0, 2)),
+    # indices; signs; upper bits; scales; d
+    "IQ2_S": (_Plane(2, 32), _Plane(34, 32), _Plane(66, 8), _Plane(74, 8), _Plane(0, 2)),
+    # indices; upper bits; d, or scales with it
+    "IQ1_S": (_Plane(2, 32), _Plane(34, 16), _Plane(0, 2)),
+    "IQ1_M": (_Plane(0, 32), _Plane(32, 16), _Plane(48, 8)),
+    # nibbles; fifth bits; d, or d and m
+    "Q5_0": (_Plane(6, 16), _Plane(2, 4), _Plane(0, 2)),
+    "Q5_1": (_Plane(8, 16), _Plane(4, 4), _Plane(0, 4)),
+    # quants, nibbles, pairs or bits; d, d and m, scales, or the exponent
     "Q8_0": (_Plane(2, 32), _Plane(0, 2)),
     "Q4_0": (_Plane(2, 16), _Plane(0, 2)),
     "IQ4_NL": (_Plane(2, 16), _Plane(0, 2)),
+    "Q4_1": (_Plane(4, 16), _Plane(0, 4)),
+    "Q2_0": (_Plane(2, 16), _Plane(0, 2)),
+    "Q1_0": (_Plane(2, 16), _Plane(0, 2)),
+    "NVFP4": (_Plane(4, 32), _Plane(0, 4)),
     "MXFP4": (_Plane(1, 16), _Plane(0, 1)),
 }
 
@@ -88,6 +113,16 @@ def to_device(
             start += run.shape[1]
     out[:, end:] = 0
     return out
+
+
+def lay_out(
+    file_type: str, kind: str, rows: Bytes, columns: int, out: Bytes | None = None
+) -> Bytes:
+    """Lay out file rows, uint8 [n, row_bytes], as the device has them: in their type, or as F32."""
+    if kind != file_type:
+        assert kind == "F32", (file_type, kind)
+        rows = decode(file_type, rows, len(rows) * columns).view(np.uint8).reshape(len(rows), -1)
+    return to_device(kind, rows, columns, out=out)
 
 
 def _check(rows: Bytes, n_rows: int, row_bytes: int) -> None:

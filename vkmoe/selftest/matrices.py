@@ -21,7 +21,7 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors
 from vkmoe.models.trunk_tensors import FileMatrix
-from vkmoe.quants import device_row_bytes, loaded_type
+from vkmoe.quants import device_row_bytes
 
 COMMON_TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4")
 N_PARTIALS = 512  # of the norm before a matvec: those of width 2048, four rows to a workgroup
@@ -119,8 +119,6 @@ def _blocks(layer: LayerTensors, n_used: int) -> Iterator[MatrixWork]:
     for block, n_slots in ((layer.block, n_used), (layer.feed_forward.get("shared"), 1)):
         if isinstance(block, FeedForwardTensors):
             gate, up, down = block.matrices
-            for kind in dict.fromkeys((loaded_type(gate.type), loaded_type(up.type))):
+            for kind in dict.fromkeys((gate.type, up.type)):
                 yield MatrixWork("expert_gate_up", kind, gate.n_rows, gate.n_columns, n_slots)
-            yield MatrixWork(
-                "expert_down", loaded_type(down.type), down.n_rows, down.n_columns, n_slots
-            )
+            yield MatrixWork("expert_down", down.type, down.n_rows, down.n_columns, n_slots)

@@ -19,8 +19,8 @@ from vkmoe.gpu.device import Device, spirv_folder
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Check, Checks
 from vkmoe.kernels.families import FAMILIES, selecting
-from vkmoe.kernels.family import MIXED_TYPE, Setting, Trial, Variant, forms_of, launched
-from vkmoe.kernels.inputs import compared_types
+from vkmoe.kernels.family import Setting, Trial, Variant, forms_of, launched
+from vkmoe.kernels.inputs import ROUNDED_SUMS
 from vkmoe.kernels.launches import KEEPING, MatvecFamily
 from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
 from vkmoe.placement.remembered import tuning_for
@@ -53,15 +53,12 @@ def compiled_variants() -> list[Variant]:
 def variants_of(info: DeviceInfo) -> list[Variant]:
     """List the variants that a device can run.
 
-    A CPU has one of each kernel and type, also of types that GPUs have no kernel for.
+    A CPU has one of each kernel and type, but for types that no case can compare there.
     """
     compiled = compiled_variants()
     if info.is_vulkan:
         return [variant for variant in compiled if runnable(variant, info)]
-    names = {variant.name.partition("+")[0] for variant in compiled}
-    for variant in compiled:
-        if variant.axis == MIXED_TYPE:  # of a kernel that reads weights
-            names |= {f"{variant.family}.{kind.lower()}" for kind in compared_types()}
+    names = {each.name.partition("+")[0] for each in compiled if each.axis not in ROUNDED_SUMS}
     found = map(Variant.parse, sorted(names))
     return [variant for variant in found if variant.family in cpu_kernels()]
 

@@ -1,7 +1,7 @@
 """Puts a model's weights into GPU memory, in the layout kernels read, and says where they lie.
 
 Owns the arenas of the weights, the order in which they are filled, and how a file's rows get there:
-several threads lay them out or convert them (NumPy does both without the GIL), and the file's pages
+several threads lay them out (NumPy does that without the GIL), and the file's pages
 are dropped behind them. How large the weights are is the subject of sizes.py. Where the host pool
 does not hold all experts, these are not loaded with the other weights: whatever manages the pool
 owns their slots, and fills them with `LoadedWeights.fill`.
@@ -53,7 +53,7 @@ from vkmoe.models.weights import (
 from vkmoe.modes import Hybrid
 from vkmoe.weights.mapped import mapped_bytes, spans_in_file
 from vkmoe.weights.placer import MappedPlacer, Placer, Progress, Progressing
-from vkmoe.weights.sizes import N_THREADS, conversion_line, conversions, weight_bytes
+from vkmoe.weights.sizes import N_THREADS, weight_bytes
 from vkmoe.weights.span_reader import FileReads, SpanReader
 
 log = logging.getLogger("vkmoe")
@@ -115,7 +115,6 @@ def load_weights(
     the file was replaced meanwhile, with all freed.
     """
     file, few = model.file, plan.host_slots != ()
-    _say(conversion_line(conversions(model.tensors), few))
     progressing = Progressing(_bytes_to_place(device.info, model, plan), progress)
     with ExitStack() as memory:  # kept unless something fails
         enter, shape = memory.enter_context, table_shape(model.spec)
@@ -144,11 +143,6 @@ def _arena(
 ) -> Arena:
     """Allocate what a plan has of a name."""
     return memory.enter_context(closing(Arena(device, intent, name, plan.layout(name))))
-
-
-def _say(line: str) -> None:
-    if line:
-        log.info("%s", line)
 
 
 def _placing(

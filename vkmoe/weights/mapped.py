@@ -1,7 +1,7 @@
 """Counts what a CPU reads where the file is mapped, as it is there, and what is copied after all.
 
-Copied is what ggml cannot multiply: matrices that are turned, and floats that are wider or narrower
-than they are used. An expert is reached by the addresses of its parts, which lie apart in a file;
+Copied are matrices that are turned or cut, and vectors whose floats are not 32 bits wide. An expert
+is reached by the addresses of its parts, which lie apart in a file;
 its span is the few bytes that these addresses take. Pure.
 """
 
@@ -14,12 +14,7 @@ from vkmoe.gpu.arena import round_up
 from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES, ExpertShape, SpanBiases, SpanMatrix
 from vkmoe.models.tensors import FeedForwardTensors, ModelTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import Columns, FileMatrix, FileVector, HeadMatrices
-from vkmoe.quants import FOR_THREADS, TYPES
-
-
-def kept_type(file_type: str) -> str:
-    """Name the type that CPUs multiply weights of a file in."""
-    return file_type if file_type in FOR_THREADS else "F32"
+from vkmoe.quants import TYPES
 
 
 def mapped_shape(block: FeedForwardTensors) -> ExpertShape:
@@ -29,8 +24,7 @@ def mapped_shape(block: FeedForwardTensors) -> ExpertShape:
     gate, up, down = (
         SpanMatrix(kind, offset, part.n_rows, part.n_columns, TYPES[kind].row_bytes(part.n_columns))
         for offset, part, kind in (
-            (offset, part, kept_type(part.type))
-            for offset, part in zip(offsets, block.matrices, strict=False)
+            (offset, part, part.type) for offset, part in zip(offsets, block.matrices, strict=False)
         )
     )
     biases = SpanBiases(*offsets[3:6]) if len(parts) > 3 else None
@@ -85,13 +79,11 @@ def _parts(tensors: Iterable[TrunkTensor]) -> Iterator[tuple[int, bool]]:
         if isinstance(tensor, FileVector):
             yield tensor.n_bytes, tensor.is_in_file
         elif isinstance(tensor, FileMatrix):
-            kind = kept_type(tensor.data_type)
-            stays = kind == tensor.data_type and not isinstance(tensor, HeadMatrices | Columns)
-            yield tensor.n_rows * TYPES[kind].row_bytes(tensor.n_columns), stays
+            stays = not isinstance(tensor, HeadMatrices | Columns)
+            yield tensor.n_rows * TYPES[tensor.type].row_bytes(tensor.n_columns), stays
         else:
             for matrix in tensor.matrices:
-                kind = kept_type(matrix.type)
                 n_rows = matrix.n_experts * matrix.n_rows
-                yield n_rows * TYPES[kind].row_bytes(matrix.n_columns), kind == matrix.type
+                yield n_rows * TYPES[matrix.type].row_bytes(matrix.n_columns), True
             for bias in tensor.biases:
                 yield 4 * bias.n_experts * bias.n_columns, bias.type == "F32"

@@ -1,7 +1,7 @@
 """Puts tensors where kernels read them, and says where that is.
 
-For GPUs they are copied in the layout of their kernels: several threads lay rows out or convert
-them (NumPy does both without the GIL), and the file's pages are dropped behind them. A CPU reads
+For GPUs they are copied in the layout of their kernels: several threads lay rows out
+(NumPy does that without the GIL), and the file's pages are dropped behind them. A CPU reads
 them where the file is mapped. Which tensors there are, and in which order, is known to loader.py.
 """
 
@@ -29,14 +29,13 @@ from vkmoe.models.trunk_tensors import FileMatrix, FileVector
 from vkmoe.models.weights import BlockWeights
 from vkmoe.quants import TYPES, decode, device_row_bytes, lay_out
 from vkmoe.quants.types import Bytes
-from vkmoe.weights.mapped import kept_type, mapped_shape
+from vkmoe.weights.mapped import mapped_shape
 from vkmoe.weights.sizes import N_THREADS, expert_shape, span_parts
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 PIECE_BYTES = 4 << 20  # rows are laid out in pieces of about this size
 TOUCHED_BYTES = 16 << 20  # of a mapped file, by a thread at a time
 PAGE_BYTES = 4096  # the smallest there is
-CONVERTED_PIECE_BYTES = 2 << 20  # and converted, which takes longer: progress is to be seen
 N_AHEAD = N_THREADS + 1  # pieces that threads have begun, or finished, and that are not taken yet
 
 
@@ -76,9 +75,7 @@ class _RowKind(NamedTuple):
 
     @property
     def piece_rows(self) -> int:
-        is_converted = self.type != self.file_type
-        n_bytes = CONVERTED_PIECE_BYTES if is_converted else PIECE_BYTES
-        return max(1, n_bytes // self.row_bytes)
+        return max(1, PIECE_BYTES // self.row_bytes)
 
 
 class Placer(Closing):
@@ -106,7 +103,7 @@ class Placer(Closing):
 
     def matrix(self, tensor: FileMatrix) -> Matrix:
         """Place all rows of a matrix."""
-        kind = _RowKind(tensor.data_type, tensor.type, tensor.n_columns)
+        kind = _RowKind(tensor.type, tensor.type, tensor.n_columns)
         rows = tensor.data(self._file)
         place = self.trunk.place(len(rows) * kind.row_bytes)
         self._copy(kind, self._pieces(kind, rows, place, 0))
@@ -217,10 +214,9 @@ class MappedPlacer(Placer):
 
     def matrix(self, tensor: FileMatrix) -> Matrix:
         """Find all rows of a matrix."""
-        kind = kept_type(tensor.data_type)
-        address = self._reach(tensor.data_type, kind, tensor.data(self._file))
-        row_bytes = TYPES[kind].row_bytes(tensor.n_columns)
-        return Matrix(kind, address, tensor.n_rows, tensor.n_columns, row_bytes)
+        address = self._reach(tensor.type, tensor.type, tensor.data(self._file))
+        row_bytes = TYPES[tensor.type].row_bytes(tensor.n_columns)
+        return Matrix(tensor.type, address, tensor.n_rows, tensor.n_columns, row_bytes)
 
     def vector(self, tensor: FileVector) -> int:
         """Find gains or biases as f32, and return their address."""
@@ -243,9 +239,9 @@ class MappedPlacer(Placer):
         parts = np.zeros((block.n_experts, DESCRIPTOR_BYTES // 8), np.uint64)
         n_matrices, later = len(block.matrices), self._too_large and block.n_experts > 1
         for index, source in enumerate((*block.matrices, *block.biases)):
-            kind = "F32" if index >= n_matrices else kept_type(source.type)
+            kind = "F32" if index >= n_matrices else source.type
             parts[:, index] = self._of_experts(source, kind, later)
-            if later and index < n_matrices and kind == source.type:
+            if later and index < n_matrices:
                 n_bytes = source.n_rows * TYPES[kind].row_bytes(source.n_columns)
                 parts[:, index - n_matrices] = n_bytes  # behind all addresses
         spans = [arena.place(DESCRIPTOR_BYTES) for _ in range(block.n_experts)]
@@ -265,7 +261,7 @@ class MappedPlacer(Placer):
         return [firsts[part] + first * row_bytes for part, first in places]
 
     def _reach(self, file_type: str, kind: str, data: Bytes, later: bool = False) -> int:
-        """Return the address of weights in the type that kernels read, converted if need be.
+        """Return the address of weights in a type that kernels read: that of the file, or F32.
 
         They are read at once, or `later`.
         """

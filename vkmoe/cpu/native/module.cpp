@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include <ggml-cpu.h>
 
 #include "experts.hpp"
@@ -20,11 +22,34 @@ namespace {
 
 using Array = py::array_t<uint32_t, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
+using Floats = py::array_t<float, py::array::c_style>;
 
 py::dict described(const Format& format) {
     return py::dict("name"_a = format.name, "type"_a = static_cast<int>(format.type),
                     "block_weights"_a = format.block_weights, "block_bytes"_a = format.block_bytes,
                     "input"_a = static_cast<int>(format.input));
+}
+
+Bytes quantise(int type, const Floats& weights, const Floats& importance) {
+    const std::vector<Format>& all = formats();
+    const auto format = std::find_if(all.begin(), all.end(), [&](const Format& each) {
+        return each.type == type;
+    });
+    if (format == all.end()) throw py::value_error("no such type of weights");
+    if (weights.ndim() != 2 || weights.size() == 0) throw py::value_error("not rows of weights");
+    const auto n_rows = weights.shape(0), n_columns = weights.shape(1);
+    if (n_columns % static_cast<py::ssize_t>(format->block_weights) != 0) {
+        throw py::value_error("rows are not whole blocks");
+    }
+    if (importance.size() != n_columns) throw py::value_error("not one importance for a column");
+    const size_t row_bytes = ggml_row_size(format->type, n_columns);
+    Bytes out({n_rows, static_cast<py::ssize_t>(row_bytes)});
+    const float* const from = weights.data();
+    void* const to = out.mutable_data();
+    const float* const matters = importance.data();
+    const py::gil_scoped_release released;
+    ggml_quantize_chunk(format->type, from, to, 0, n_rows, n_columns, matters);
+    return out;
 }
 
 /// A program with what its commands reach, kept alive.
@@ -102,6 +127,8 @@ PYBIND11_MODULE(VKMOE_MODULE, module) {
         for (const Format& format : formats()) all.append(described(format));
         return all;
     });
+    module.def("quantise", &quantise, "type"_a, py::arg("weights").noconvert(),
+               py::arg("importance").noconvert());
     py::class_<Pool>(module, "Pool", py::module_local())
         .def(py::init<size_t>(), "n_threads"_a)
         .def_property_readonly("n_threads", &Pool::n_threads);

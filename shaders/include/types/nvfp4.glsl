@@ -1,0 +1,36 @@
+// NVFP4 in the device layout (vkmoe/quants/layouts.py): per row of n blocks of 64 the planes of nibbles (n x 2 uvec4) and scales (n x
+// 4 bytes, each of 16 weights). Eight bytes have 16 weights: low nibbles are the first eight, high ones the others; q is twice
+// the value. A scale is half of UE4M3: four bits of exponent, three of mantissa. weight = scale*q.
+#define BLOCK_CHUNKS 2u
+#define OWN_WORDS4 1
+#define COMMON_WORDS4 0
+#define PART_WORDS4 0
+#define SINGLE_WORDS 1
+#define GROUP_B_OFFSET 4u
+#include "weight_chunk.glsl"
+
+uint chunk_x(uint block, uint t) { return block * 16u + t * 8u; }
+
+uint own_offset(uint n_blocks, uint block, uint t) { return block * 32u + t * 16u; }
+uint single_offset(uint n_blocks, uint block, uint i) { return n_blocks * 32u + block * 4u; }
+bool is_first_of_single(uint block, uint i) { return true; }
+
+#include "types/e2m1.glsl"
+
+precise float half_of_ue4m3(uint code) {
+    const uint exponent = (code >> 3u) & 0xFu, mantissa = code & 7u;
+    if (code == 0x7Fu) return 0.0;  // not a number
+    return exponent == 0u ? float(int(mantissa)) * 0.0009765625 : uintBitsToFloat(((exponent + 119u) << 23u) | (mantissa << 20u));
+}
+
+void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
+    const uvec4 nibbles = chunk.own[0];
+    const uint scales = chunk.single[0] >> (t * 16u);
+    scale = vec4(half_of_ue4m3(scales & 0xFFu), 0.0, half_of_ue4m3((scales >> 8u) & 0xFFu), 0.0);
+    [[unroll]] for (uint i = 0u; i < 2u; ++i) {
+        [[unroll]] for (uint k = 0u; k < 2u; ++k) {
+            q[4u * i + k] = e2m1_low(nibbles[2u * i + k]);
+            q[4u * i + 2u + k] = e2m1_high(nibbles[2u * i + k]);
+        }
+    }
+}
