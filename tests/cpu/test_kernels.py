@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.cpu.programs import Rig, words
 from vkmoe.cpu.device import CpuDevice, cpu_info
 from vkmoe.facts import Activation
-from vkmoe.kernels.experts.operations import ACTIVATIONS
+from vkmoe.kernels.experts.operations import ACTIVATIONS, Descriptors
 from vkmoe.kernels.experts.twins import activated
 from vkmoe.kernels.families import FAMILIES
 from vkmoe.kernels.inputs import random_rows
@@ -52,10 +52,13 @@ def test_experts_are_found_by_the_addresses_of_their_matrices(
         matrices = [random_rows("Q4_K", inner, width, rng) for _ in range(2)]
         matrices.append(random_rows("Q6_K", width, inner, rng))
         biases = [rng.standard_normal(n, np.float32) for n in (inner, inner, width)]
-        experts.append((matrices, biases))
+        scales = rng.uniform(0.5, 2.0, 3).astype(np.float32)
+        experts.append((matrices, biases, scales))
         parts: list[NDArray[Any]] = [*matrices, *biases]
-        addresses = [*map(rig.place, parts), 0, 0, 0]
-        places.append(rig.place(np.array(addresses, np.uint64)))
+        made = Descriptors.of(1)
+        made.addresses[:] = [rig.place(part) for part in parts]
+        made.scales[:] = scales
+        places.append(rig.place(made.words))
     routing = np.zeros((3, 6 * n_slots), np.uint32)
     chosen, weights = ((2, 0, 3), (1, 3, 0)), rng.random((n_rows, n_slots), np.float32)
     for row in range(n_rows):
@@ -92,16 +95,17 @@ def test_experts_are_found_by_the_addresses_of_their_matrices(
     for row in range(n_rows):
         total = before[row].astype(np.float64)
         for slot, expert in enumerate(chosen[row]):
-            (gate, up, back), biases = experts[expert]
+            (gate, up, back), biases, scales = experts[expert]
             added = biases if is_biased else (0.0, 0.0, 0.0)
             inside = activated(
-                multiply("Q4_K", gate, x[row], form) + added[0],
-                multiply("Q4_K", up, x[row], form) + added[1],
+                scales[0] * multiply("Q4_K", gate, x[row], form) + added[0],
+                scales[1] * multiply("Q4_K", up, x[row], form) + added[1],
                 activation,
             )
             found = act[row, slot * inner :][:inner]
             assert np.abs(found - inside).max() <= 1e-4 * np.abs(inside).max()
-            total += weights[row, slot] * (multiply("Q6_K", back, found, form) + added[2])
+            product = scales[2] * multiply("Q6_K", back, found, form)
+            total += weights[row, slot] * (product + added[2])
         assert np.abs(hidden[row] - total).max() <= 1e-4 * np.abs(total).max()
         assert (gained[row] == hidden[row] * gain).all()
         squares = (total.reshape(16, 16) ** 2).sum(axis=1)

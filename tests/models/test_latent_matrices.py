@@ -48,7 +48,7 @@ def written(path: Path, kind: str, both: NDArray[np.float32] = VALUES) -> Forms:
     file = open_gguf(path)
     by_name = file.tensors
     new = FileMatrix(by_name["k_b"]), FileMatrix(by_name["v_b"])
-    return Forms(file, split_heads(by_name["kv_b"], SHAPE), new)
+    return Forms(file, split_heads(FileMatrix(by_name["kv_b"]), SHAPE), new)
 
 
 def values_of(file: GgufFile, heads: FileMatrix) -> NDArray[np.float32]:

@@ -50,6 +50,8 @@ def expected_row(name: str, raw: Bytes) -> bytes:
     blocks = [raw[at : at + size].tobytes() for at in range(0, len(raw), size)]
     cuts = CUTS.get(name, [])
     row = b"".join(block[a:b] for a, b in cuts for block in blocks) if cuts else raw.tobytes()
+    if name == "NVFP4":
+        row += np.float32(1).tobytes()
     return row + bytes(-len(row) % 16)
 
 
@@ -100,6 +102,16 @@ def test_no_rows_at_all() -> None:
 ])  # fmt: skip
 def test_row_sizes(name: str, columns: int, expected: int) -> None:
     assert device_row_bytes(name, columns) == expected
+
+
+def test_rows_of_nvfp4_end_with_their_scale() -> None:
+    raw, columns = random_rows("NVFP4", 3, 5)
+    scales = np.array([0.5, 3, 7], np.float32)
+    laid = to_device("NVFP4", raw, columns, scale=scales)
+    np.testing.assert_array_equal(laid[:, 180:184].copy().view("<f4")[:, 0], scales)
+    np.testing.assert_array_equal(
+        to_device("NVFP4", raw, columns, scale=2.0)[:, :180], laid[:, :180]
+    )
 
 
 def test_wrong_shapes_are_our_own_bug() -> None:

@@ -57,6 +57,8 @@ class Regions:
 
     def add(self, address: int, n_bytes: int) -> None: ...
     def remove(self, address: int) -> None: ...
+    def set_scale(self, address: int, scale: float) -> None:
+        """Have programs that are recorded later multiply the weights of the matrix there."""
 
 class Scratch:
     """Owns the room that commands use while they run: one for all programs of a device.

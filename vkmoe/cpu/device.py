@@ -137,6 +137,10 @@ class CpuDevice(Device):
         self.native.reached.append(data)
         return address
 
+    def scale(self, address: int, scale: float) -> None:
+        """Multiply the weights of the matrix at an address, in programs that are recorded later."""
+        self.native.regions.set_scale(address, scale)
+
     def borrow(self, data: Bytes) -> Borrowed:
         """Let programs copy to and from bytes of the host, contiguous, that others own."""
         assert data.flags.c_contiguous, data.flags

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import TokenBatch
-from vkmoe.cpu.device import input_form
+from vkmoe.cpu.device import CpuDevice, input_form
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import pack_params, param_words
@@ -28,6 +28,7 @@ from vkmoe.kernels.rounding import rounded
 from vkmoe.kernels.rows import N_DRAWN, RowBatch
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import decode, to_device
+from vkmoe.quants.layouts import HAS_ROW_SCALE
 from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes
 
 WEIGHT_TYPES = tuple(name for name in TYPES if name in HAS_KERNEL)
@@ -84,11 +85,13 @@ class Placed:
 
     matrix: Matrix
     rows: Bytes  # [n_distinct, row_bytes]
+    scale: float = 1.0  # of all weights
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
         """Decode the distinct rows: float32 [n_distinct, n_columns]."""
-        return decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
+        values = decode_rows(self.matrix.type, self.rows, self.matrix.n_columns)
+        return values * np.float32(self.scale)
 
 
 def random_rows(type_name: str, n_rows: int, n_columns: int, rng: np.random.Generator) -> Bytes:
@@ -145,9 +148,19 @@ def place_matrix(
     if rows is None:
         n_distinct = min(n_rows, _most_distinct(type_name, n_columns))
         rows = random_rows(type_name, n_distinct, n_columns, rng)
-    laid_out = to_device(type_name, rows, n_columns, layout=runner.device.info.layout)
+    scale, layout = drawn_scales(type_name, 1, rng).item(), runner.device.info.layout
+    laid_out = to_device(type_name, rows, n_columns, layout=layout, scale=scale)
     address = runner.place(np.resize(laid_out, (n_rows, laid_out.shape[1])))
-    return Placed(Matrix(type_name, address, n_rows, n_columns, laid_out.shape[1]), rows)
+    if isinstance(runner.device, CpuDevice):
+        runner.device.scale(address, scale)
+    return Placed(Matrix(type_name, address, n_rows, n_columns, laid_out.shape[1]), rows, scale)
+
+
+def drawn_scales(type_name: str, n: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Draw what the weights of `n` matrices are multiplied by: 1 for types without such scales."""
+    if type_name not in HAS_ROW_SCALE:
+        return np.ones(n, np.float32)
+    return rng.uniform(0.5, 2.0, n).astype(np.float32)
 
 
 def _most_distinct(type_name: str, n_columns: int) -> int:

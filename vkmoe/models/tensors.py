@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vkmoe.errors import ModelFileError, UnsupportedModelError
 from vkmoe.facts import (
     AttentionSpec,
@@ -28,11 +31,13 @@ from vkmoe.models.trunk_tensors import (
     Columns,
     FileMatrix,
     FileVector,
-    HeadMatrices,
+    heads_of,
+    read_scales,
     split_heads,
 )
 from vkmoe.models.weights import AttentionWeights, DeltaNetWeights, LatentWeights, MixerWeights
 from vkmoe.quants import HAS_KERNEL, TYPES
+from vkmoe.quants.layouts import HAS_ROW_SCALE
 
 VECTOR_TYPES = frozenset({"F32", "F16", "BF16"})  # a file's types of what is used as float32
 ROPE_FACTORS = "rope_freqs.weight"  # divisors for any context, as Llama 3.1 has them
@@ -64,6 +69,12 @@ class ExpertMatrix:
     n_columns: int
     first: int = 0
     pitch: int = 0  # 0: its own rows alone
+    scale_tensors: tuple[TensorInfo | None, ...] = (None,)  # of each part
+
+    def scales(self, file: GgufFile) -> NDArray[np.float32]:
+        """Read what the weights of each expert are multiplied by: [n_experts]."""
+        n = self.n_experts // len(self.scale_tensors)
+        return np.concatenate([read_scales(file, each, n) for each in self.scale_tensors])
 
     @property
     def type(self) -> str:
@@ -289,14 +300,18 @@ def _halves(find: _Finder, name: str, n_rows: int, n_columns: int) -> tuple[Colu
 
     Raises UnsupportedModelError where blocks of its type have columns of both.
     """
-    whole = find.matrix(name, n_rows, 2 * n_columns).tensor
+    both = find.matrix(name, n_rows, 2 * n_columns)
+    whole, scale = both.tensor, both.scale_tensor
     if n_columns % TYPES[whole.type].block_weights:
         raise UnsupportedModelError(
             f"{find.path}: {whole.name} is of type {whole.type}, and has {n_columns} columns of "
             "each of two inputs, not a multiple of its blocks",
             "leave out --draft mtp",
         )
-    return Columns(whole, 0, n_columns), Columns(whole, n_columns, 2 * n_columns)
+    return (
+        Columns(whole, 0, n_columns, scale_tensor=scale),
+        Columns(whole, n_columns, 2 * n_columns, scale_tensor=scale),
+    )
 
 
 def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
@@ -351,14 +366,14 @@ def _projections(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row
     """List what projects queries, keys, values and gates: matrices apart, or in one tensor."""
     q, kv = spec.q_width, spec.kv_width
     if not spec.gated and find.has("attn_qkv.weight"):
-        whole = find.matrix("attn_qkv.weight", q + 2 * kv, width).tensor
+        whole = find.matrix("attn_qkv.weight", q + 2 * kv, width)
         for field, first, end in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
-            yield field, HeadMatrices(whole, 1, first, end)
+            yield field, heads_of(whole, 1, first, end)
         return
     if spec.gated:  # a head's query and its gate lie behind one another
-        both = find.matrix("attn_q.weight", 2 * q, width).tensor
+        both = find.matrix("attn_q.weight", 2 * q, width)
         for field, first in (("q", 0), ("gate", spec.head_dim)):
-            yield field, HeadMatrices(both, spec.n_heads, first, first + spec.head_dim)
+            yield field, heads_of(both, spec.n_heads, first, first + spec.head_dim)
     else:
         yield "q", find.matrix("attn_q.weight", q, width)
     keys, values = "attn_k.weight", "attn_v.weight"
@@ -377,9 +392,9 @@ def _delta_net(find: _Finder, spec: DeltaNetSpec, width: int) -> Iterator[Row]:
     yield "qkv", find.matrix("attn_qkv.weight", spec.n_channels, width)
     yield "gate", find.matrix("attn_gate.weight", out, width)
     if find.has("ssm_ba.weight"):  # b of a key head's heads, then a of these
-        both, n = find.matrix("ssm_ba.weight", 2 * heads, width).tensor, heads // spec.n_key_heads
+        both, n = find.matrix("ssm_ba.weight", 2 * heads, width), heads // spec.n_key_heads
         for field, first in (("beta", 0), ("alpha", n)):
-            yield field, HeadMatrices(both, spec.n_key_heads, first, first + n)
+            yield field, heads_of(both, spec.n_key_heads, first, first + n)
     else:
         yield "beta", find.matrix("ssm_beta.weight", heads, width)
         yield "alpha", find.matrix("ssm_alpha.weight", heads, width)
@@ -406,7 +421,7 @@ def _latent(find: _Finder, spec: LatentSpec, width: int) -> Iterator[Row]:
         find.ignore("attn_kv_b.weight")  # the same once more
     else:
         rows = heads * (spec.nope_dim + spec.value_dim)
-        both = split_heads(find.matrix("attn_kv_b.weight", rows, rank).tensor, spec)
+        both = split_heads(find.matrix("attn_kv_b.weight", rows, rank), spec)
         yield from zip(("k_up", "v_up"), both, strict=True)
     yield "output", find.matrix("attn_output.weight", width, heads * spec.value_dim)
     if q_rank:
@@ -470,16 +485,19 @@ def _block(find: _Finder, spec: FeedForward, width: int, suffix: str = "") -> Fe
     for name, shape in shapes.items():
         single = [f"ffn_{name}.{expert}.weight" for expert in range(n)]
         fused = f"ffn_gate_up{suffix}.weight"
-        parts: tuple[TensorInfo, ...]
+        first = pitch = 0
         if of_experts and name != "down" and find.has(fused):
-            parts = (find.matrix(fused, *leading, 2 * inner, width).tensor,)
-            matrices.append(ExpertMatrix(parts, n, *shape, inner * (name == "up"), 2 * inner))
-            continue
-        if of_experts and find.has(single[0]):
+            parts = [find.matrix(fused, *leading, 2 * inner, width)]
+            first, pitch = inner * (name == "up"), 2 * inner
+        elif of_experts and find.has(single[0]):
             parts = find.alike(single, *shape)
         else:
-            parts = (find.matrix(f"ffn_{name}{suffix}.weight", *leading, *shape).tensor,)
-        matrices.append(ExpertMatrix(parts, n, *shape))
+            parts = [find.matrix(f"ffn_{name}{suffix}.weight", *leading, *shape)]
+        scales = tuple(part.scale_tensor for part in parts)
+        if name == "down" and isinstance(spec, ExpertSpec) and spec.output_scales:
+            scales = (None,)  # the router multiplies by them
+        tensors = tuple(part.tensor for part in parts)
+        matrices.append(ExpertMatrix(tensors, n, *shape, first, pitch, scales))
     for name, (rows, _) in shapes.items() if biased else ():
         found = find.vector(f"ffn_{name}{suffix}.bias", *leading, rows)
         biases.append(ExpertMatrix(found.tensors, n, 1, rows))
@@ -530,11 +548,24 @@ class _Finder:
                 f"{self.path}: {name} has rows of {shape[-1]} weights, not a multiple of 32",
                 "vkmoe cannot run this model",
             )
-        return FileMatrix(tensor)
+        return FileMatrix(tensor, scale_tensor=self._scale(tensor))
 
-    def alike(self, names: Sequence[str], *shape: int) -> tuple[TensorInfo, ...]:
+    def _scale(self, tensor: TensorInfo) -> TensorInfo | None:
+        """Find what the weights of a matrix, or of each expert's, are multiplied by (NVFP4).
+
+        Another scale is for those who round the vectors that they multiply: vkmoe does not.
+        """
+        if tensor.type not in HAS_ROW_SCALE:
+            return None
+        name = tensor.name.removeprefix(self._prefix).removesuffix(".weight")
+        self.ignore(f"{name}.input_scale")
+        n = tensor.shape[0] if name.endswith("_exps") else 1
+        return self._find(f"{name}.scale", (n,)) if self.has(f"{name}.scale") else None
+
+    def alike(self, names: Sequence[str], *shape: int) -> list[FileMatrix]:
         """Find matrices of one shape, which must have one type."""
-        tensors = tuple(self.matrix(name, *shape).tensor for name in names)
+        found = [self.matrix(name, *shape) for name in names]
+        tensors = [matrix.tensor for matrix in found]
         other = next((tensor for tensor in tensors if tensor.type != tensors[0].type), None)
         if other is not None:
             raise UnsupportedModelError(
@@ -542,7 +573,7 @@ class _Finder:
                 f"{tensors[0].name} of type {tensors[0].type}",
                 "vkmoe needs one type for all experts of a layer; convert the model again",
             )
-        return tensors
+        return found
 
     def vector(self, name: str, *shape: int) -> FileVector:
         """Find gains or biases, which are used as float32."""

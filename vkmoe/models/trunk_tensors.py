@@ -7,7 +7,7 @@ tensor, with the keys' part transposed: it is turned while the model loads, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +50,19 @@ class FileVector:
         return len(self.tensors) == 1 and self.tensors[0].type == "F32" and self.factor == 1.0
 
 
+def read_scales(file: GgufFile, tensor: TensorInfo | None, n: int) -> NDArray[np.float32]:
+    """Read what the weights of `n` matrices are multiplied by; without a tensor that is 1."""
+    if tensor is None:
+        return np.ones(n, np.float32)
+    return decode(tensor.type, file.data(tensor.name), n)
+
+
 @dataclass(frozen=True)
 class FileMatrix:
     """Takes a tensor of any number of dimensions as one matrix; the last dimension is the row."""
 
     tensor: TensorInfo
+    scale_tensor: TensorInfo | None = field(default=None, kw_only=True)  # of all weights
 
     @property
     def n_columns(self) -> int:
@@ -73,6 +81,10 @@ class FileMatrix:
     def n_bytes(self) -> int:
         """Count the bytes on the device."""
         return self.n_rows * device_row_bytes(self.type, self.n_columns)
+
+    def scale(self, file: GgufFile) -> float:
+        """Read what all weights are multiplied by."""
+        return float(read_scales(file, self.scale_tensor, 1)[0])
 
     def data(self, file: GgufFile) -> Bytes:
         """Read all rows in a file's form: uint8 [n_rows, row_bytes]; a view where possible."""
@@ -108,16 +120,20 @@ class HeadMatrices(FileMatrix):
     def type(self) -> str:
         return TURNED_TYPES.get(self.tensor.type, "F16") if self.turned else self.tensor.type
 
+    def scale(self, file: GgufFile) -> float:
+        return 1.0 if self.turned else super().scale(file)
+
     def data(self, file: GgufFile) -> Bytes:
         data = file.data(self.tensor.name)
         heads = data.reshape(self.n_heads, self.tensor.shape[0] // self.n_heads, -1)
         heads = heads[:, self.first : self.end]
         if not self.turned:
             return np.ascontiguousarray(heads).reshape(self.n_rows, -1)
+        scale = super().scale(file)
         kind = np.float32 if self.type == "F32" else np.float16
         floats = np.empty((self.n_heads, self.rows, self.n_columns), kind)
         for head, turned in zip(heads, floats, strict=True):
-            values = decode(self.tensor.type, head, turned.size)
+            values = decode(self.tensor.type, head, turned.size) * np.float32(scale)
             with np.errstate(over="ignore"):
                 turned[...] = values.reshape(self.n_columns, self.rows).T
         return floats.view(np.uint8).reshape(self.n_rows, -1)
@@ -144,7 +160,15 @@ class Columns(FileMatrix):
         return np.ascontiguousarray(rows.reshape(self.n_rows, -1)[:, first:end])
 
 
-def split_heads(whole: TensorInfo, spec: LatentSpec) -> tuple[HeadMatrices, HeadMatrices]:
+def heads_of(
+    whole: FileMatrix, n_heads: int, first: int, end: int, turned: bool = False
+) -> HeadMatrices:
+    """Take a part of the rows of each head of a matrix (`HeadMatrices`)."""
+    scale = whole.scale_tensor
+    return HeadMatrices(whole.tensor, n_heads, first, end, turned, scale_tensor=scale)
+
+
+def split_heads(whole: FileMatrix, spec: LatentSpec) -> tuple[HeadMatrices, HeadMatrices]:
     """Take keys and values of all heads out of the one tensor in which older files have them.
 
     `whole` is [n_heads * (nope_dim + value_dim), kv_rank]. Returns matrices of keys [n_heads *
@@ -152,6 +176,6 @@ def split_heads(whole: TensorInfo, spec: LatentSpec) -> tuple[HeadMatrices, Head
     """
     border = spec.nope_dim
     return (
-        HeadMatrices(whole, spec.n_heads, 0, border, turned=True),
-        HeadMatrices(whole, spec.n_heads, border, border + spec.value_dim),
+        heads_of(whole, spec.n_heads, 0, border, turned=True),
+        heads_of(whole, spec.n_heads, border, border + spec.value_dim),
     )

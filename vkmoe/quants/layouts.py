@@ -14,7 +14,7 @@ import numpy as np
 
 from vkmoe.choices import Layout
 from vkmoe.quants.decoding import decode
-from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes
+from vkmoe.quants.types import HAS_KERNEL, TYPES, Bytes, Floats
 
 ROW_ALIGNMENT = 16
 
@@ -62,18 +62,26 @@ _PLANES: dict[str, tuple[_Plane, ...]] = {  # in the order of their runs in a ro
     "Q4_1": (_Plane(4, 16), _Plane(0, 4)),
     "Q2_0": (_Plane(2, 16), _Plane(0, 2)),
     "Q1_0": (_Plane(2, 16), _Plane(0, 2)),
-    "NVFP4": (_Plane(4, 32), _Plane(0, 4)),
+    "NVFP4": (_Plane(4, 32), _Plane(0, 4)),  # and, behind all, the scale of the row as float32
     "MXFP4": (_Plane(1, 16), _Plane(0, 1)),
 }
 
 
+# Types whose matrices have a scale in a tensor of its own: it becomes that of each row.
+HAS_ROW_SCALE = frozenset({"NVFP4"})
+
+
 def device_row_bytes(type_name: str, columns: int, layout: Layout = "planes") -> int:
     """Count the bytes one row of `columns` weights takes on the device: in planes whole 16s."""
-    row_bytes = TYPES[type_name].row_bytes(columns)
     if layout == "file":
-        return row_bytes
+        return TYPES[type_name].row_bytes(columns)
     assert type_name in HAS_KERNEL, type_name
-    return -(-row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    return -(-used_row_bytes(type_name, columns) // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+def used_row_bytes(type_name: str, columns: int) -> int:
+    """Count the bytes of a row in planes that kernels read: all but what fills up the last 16."""
+    return TYPES[type_name].row_bytes(columns) + 4 * (type_name in HAS_ROW_SCALE)
 
 
 def to_device(
@@ -82,9 +90,12 @@ def to_device(
     columns: int,
     out: Bytes | None = None,
     layout: Layout = "planes",
+    scale: float | Floats = 1.0,
 ) -> Bytes:
     """Lay out file rows for the device: uint8 [rows, row_bytes] -> [rows, device_row_bytes].
 
+    `scale` is what all weights, or those of each row, are multiplied by, in planes of types that
+    have one for a row.
     Without `out`, types that need no change come back as the very same memory (no copy).
     `out` is written in full, padding included, and never read, so it may be mapped GPU memory.
     """
@@ -111,18 +122,26 @@ def to_device(
                 ..., 0
             ]
             start += run.shape[1]
+        if type_name in HAS_ROW_SCALE:
+            out[:, start : start + 4] = np.full(len(data), scale, "<f4")[:, None].view(np.uint8)
+            end = start + 4
     out[:, end:] = 0
     return out
 
 
 def lay_out(
-    file_type: str, kind: str, rows: Bytes, columns: int, out: Bytes | None = None
+    file_type: str,
+    kind: str,
+    rows: Bytes,
+    columns: int,
+    out: Bytes | None = None,
+    scale: float = 1.0,
 ) -> Bytes:
     """Lay out file rows, uint8 [n, row_bytes], as the device has them: in their type, or as F32."""
     if kind != file_type:
         assert kind == "F32", (file_type, kind)
         rows = decode(file_type, rows, len(rows) * columns).view(np.uint8).reshape(len(rows), -1)
-    return to_device(kind, rows, columns, out=out)
+    return to_device(kind, rows, columns, out=out, scale=scale)
 
 
 def _check(rows: Bytes, n_rows: int, row_bytes: int) -> None:

@@ -22,7 +22,7 @@ from vkmoe.gpu.arena import Arena, Placement
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.interrupts import checkpoint, result_of
-from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES, ExpertShape
+from vkmoe.kernels.experts.operations import DESCRIPTOR_BYTES, Descriptors, ExpertShape
 from vkmoe.kernels.matvec.operations import Matrix
 from vkmoe.models.tensors import ExpertMatrix, FeedForwardTensors, TrunkTensor
 from vkmoe.models.trunk_tensors import FileMatrix, FileVector
@@ -59,6 +59,7 @@ class _FileRows(NamedTuple):
     data: Bytes
     place: Placement
     start: int  # of the first, in the place's buffer
+    scale: float
 
 
 class _RowKind(NamedTuple):
@@ -106,7 +107,7 @@ class Placer(Closing):
         kind = _RowKind(tensor.type, tensor.type, tensor.n_columns)
         rows = tensor.data(self._file)
         place = self.trunk.place(len(rows) * kind.row_bytes)
-        self._copy(kind, self._pieces(kind, rows, place, 0))
+        self._copy(kind, self._pieces(kind, rows, place, 0, tensor.scale(self._file)))
         self._file.drop_pages(tensor.tensor.name)
         return Matrix(kind.type, place.address, len(rows), kind.n_columns, kind.row_bytes)
 
@@ -136,11 +137,12 @@ class Placer(Closing):
         for source, matrix in span_parts(block):
             kind = _RowKind(source.type, matrix.type, source.n_columns)
             parts = [self._rows(part, source.n_columns) for part in source.parts]
+            scales = source.scales(self._file)
             pieces: list[_FileRows] = []
             for expert, span in enumerate(spans):
                 part, first = source.of_expert(expert)
                 rows = parts[part][first : first + source.n_rows]
-                pieces += self._pieces(kind, rows, span, matrix.offset)
+                pieces += self._pieces(kind, rows, span, matrix.offset, float(scales[expert]))
             self._copy(kind, pieces)
             for tensor in source.parts:
                 self._file.drop_pages(tensor.name)
@@ -151,12 +153,12 @@ class Placer(Closing):
         return self._file.data(tensor.name).reshape(tensor.n_weights // n_columns, -1)
 
     def _pieces(
-        self, kind: _RowKind, rows: Bytes, place: Placement, offset: int
+        self, kind: _RowKind, rows: Bytes, place: Placement, offset: int, scale: float
     ) -> list[_FileRows]:
         """Cut rows that go behind one another, from `offset` in `place` on, into pieces."""
         start, step = place.offset + offset, kind.piece_rows
         return [
-            _FileRows(rows[first : first + step], place, start + first * kind.row_bytes)
+            _FileRows(rows[first : first + step], place, start + first * kind.row_bytes, scale)
             for first in range(0, len(rows), step)
         ]
 
@@ -181,7 +183,7 @@ class Placer(Closing):
             if place.mapped:
                 out = place.view()[piece.start : piece.start + len(rows) * kind.row_bytes]
                 out = out.reshape(len(rows), -1)
-            laid_out = lay_out(kind.file_type, kind.type, rows, kind.n_columns, out)
+            laid_out = lay_out(kind.file_type, kind.type, rows, kind.n_columns, out, piece.scale)
             return laid_out if out is None else None
 
         ahead: deque[tuple[_FileRows, Future[Bytes | None]]] = deque()
@@ -215,6 +217,7 @@ class MappedPlacer(Placer):
     def matrix(self, tensor: FileMatrix) -> Matrix:
         """Find all rows of a matrix."""
         address = self._reach(tensor.type, tensor.type, tensor.data(self._file))
+        self._device.scale(address, tensor.scale(self._file))
         row_bytes = TYPES[tensor.type].row_bytes(tensor.n_columns)
         return Matrix(tensor.type, address, tensor.n_rows, tensor.n_columns, row_bytes)
 
@@ -236,18 +239,20 @@ class MappedPlacer(Placer):
 
     def spans(self, block: FeedForwardTensors, arena: Arena) -> list[Placement]:
         """Find the parts of every expert of a block, and place their addresses."""
-        parts = np.zeros((block.n_experts, DESCRIPTOR_BYTES // 8), np.uint64)
+        made = Descriptors.of(block.n_experts)
         n_matrices, later = len(block.matrices), self._too_large and block.n_experts > 1
         for index, source in enumerate((*block.matrices, *block.biases)):
             kind = "F32" if index >= n_matrices else source.type
-            parts[:, index] = self._of_experts(source, kind, later)
+            made.addresses[:, index] = self._of_experts(source, kind, later)
+            if index < n_matrices:
+                made.scales[:, index] = source.scales(self._file)
             if later and index < n_matrices:
                 n_bytes = source.n_rows * TYPES[kind].row_bytes(source.n_columns)
-                parts[:, index - n_matrices] = n_bytes  # behind all addresses
+                made.sizes[:, index] = n_bytes
         spans = [arena.place(DESCRIPTOR_BYTES) for _ in range(block.n_experts)]
-        for span, addresses in zip(spans, parts, strict=True):
+        for span, words in zip(spans, made.words, strict=True):
             view = span.buffer.view()[span.offset : span.offset + DESCRIPTOR_BYTES]
-            view[:] = addresses.view(np.uint8)
+            view[:] = words.view(np.uint8)
         return spans
 
     def _of_experts(self, source: ExpertMatrix, kind: str, later: bool) -> list[int]:

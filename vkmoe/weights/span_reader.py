@@ -35,6 +35,7 @@ class _Source(NamedTuple):
 
     stack: ExpertMatrix
     matrix: SpanMatrix
+    scales: NDArray[np.float32]  # [n_experts]
 
     @property
     def n_bytes(self) -> int:
@@ -71,7 +72,9 @@ class SpanReader(Closing):
         self.n_experts = 1  # of a layer
         for block in tensors.expert_layers:
             self.n_experts = block.n_experts
-            self._layers.append(tuple(_Source(*part) for part in span_parts(block)))
+            parts = span_parts(block)
+            sources = (_Source(stack, matrix, stack.scales(file)) for stack, matrix in parts)
+            self._layers.append(tuple(sources))
             self.span_bytes.append(expert_shape(block).span_bytes)
         self._staging = threading.local()
         self._files = file.reopen()
@@ -128,7 +131,8 @@ class SpanReader(Closing):
             piece = staging[: len(target) * row_bytes]
             file.read_into(piece, offset + start * row_bytes, what)
             rows = piece.reshape(len(target), row_bytes)
-            lay_out(source.stack.type, matrix.type, rows, matrix.n_columns, target)
+            scale = float(source.scales[expert])
+            lay_out(source.stack.type, matrix.type, rows, matrix.n_columns, target, scale)
 
     def _staged(self, n_bytes: int) -> Bytes:
         """Return this thread's staging, made at first use."""

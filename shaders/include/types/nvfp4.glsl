@@ -1,19 +1,19 @@
 // NVFP4 in the device layout (vkmoe/quants/layouts.py): per row of n blocks of 64 the planes of nibbles (n x 2 uvec4) and scales (n x
-// 4 bytes, each of 16 weights). Eight bytes have 16 weights: low nibbles are the first eight, high ones the others; q is twice
-// the value. A scale is half of UE4M3: four bits of exponent, three of mantissa. weight = scale*q.
+// 4 bytes, each of 16 weights), and the scale of the row (f32). Eight bytes have 16 weights: low nibbles are the first eight, high ones the others; q is twice
+// the value. A scale is half of UE4M3: four bits of exponent, three of mantissa. weight = scale*row scale*q.
 #define BLOCK_CHUNKS 2u
 #define OWN_WORDS4 1
 #define COMMON_WORDS4 0
 #define PART_WORDS4 0
-#define SINGLE_WORDS 1
+#define SINGLE_WORDS 2
 #define GROUP_B_OFFSET 4u
 #include "weight_chunk.glsl"
 
 uint chunk_x(uint block, uint t) { return block * 16u + t * 8u; }
 
 uint own_offset(uint n_blocks, uint block, uint t) { return block * 32u + t * 16u; }
-uint single_offset(uint n_blocks, uint block, uint i) { return n_blocks * 32u + block * 4u; }
-bool is_first_of_single(uint block, uint i) { return true; }
+uint single_offset(uint n_blocks, uint block, uint i) { return n_blocks * 32u + (i == 0u ? block : n_blocks) * 4u; }
+bool is_first_of_single(uint block, uint i) { return i == 0u || block == 0u; }
 
 #include "types/e2m1.glsl"
 
@@ -26,7 +26,7 @@ precise float half_of_ue4m3(uint code) {
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 nibbles = chunk.own[0];
     const uint scales = chunk.single[0] >> (t * 16u);
-    scale = vec4(half_of_ue4m3(scales & 0xFFu), 0.0, half_of_ue4m3((scales >> 8u) & 0xFFu), 0.0);
+    scale = vec4(half_of_ue4m3(scales & 0xFFu), 0.0, half_of_ue4m3((scales >> 8u) & 0xFFu), 0.0) * uintBitsToFloat(chunk.single[1]);
     [[unroll]] for (uint i = 0u; i < 2u; ++i) {
         [[unroll]] for (uint k = 0u; k < 2u; ++k) {
             q[4u * i + k] = e2m1_low(nibbles[2u * i + k]);

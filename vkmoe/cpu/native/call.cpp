@@ -8,7 +8,17 @@ namespace vkmoe {
 
 void Regions::add(uint64_t address, size_t n_bytes) { sizes_[address] = n_bytes; }
 
-void Regions::remove(uint64_t address) { sizes_.erase(address); }
+void Regions::remove(uint64_t address) {
+    const auto found = sizes_.find(address);
+    if (found == sizes_.end()) return;
+    scales_.erase(scales_.lower_bound(address), scales_.lower_bound(address + found->second));
+    sizes_.erase(found);
+}
+
+float Regions::scale(uint64_t address) const {
+    const auto found = scales_.find(address);
+    return found == scales_.end() ? 1.0F : found->second;
+}
 
 bool Regions::hold(uint64_t address, size_t n_bytes) const {
     auto behind = sizes_.upper_bound(address);

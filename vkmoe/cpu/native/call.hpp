@@ -20,11 +20,18 @@ public:
     void add(uint64_t address, size_t n_bytes);
     void remove(uint64_t address);
 
+    /// Have the weights of the matrix there multiplied by a scale.
+    void set_scale(uint64_t address, float scale) { scales_[address] = scale; }
+
+    /// What the weights of the matrix there are multiplied by: 1 where nothing was said.
+    float scale(uint64_t address) const;
+
     /// Whether all of these bytes are of one region.
     bool hold(uint64_t address, size_t n_bytes) const;
 
 private:
     std::map<uint64_t, size_t> sizes_;  // by address
+    std::map<uint64_t, float> scales_;
 };
 
 /// Room that dispatches need while they run. All programs of a device share it: one runs at a time,
@@ -81,6 +88,9 @@ public:
 
     /// So many bytes at the address of that name, plus an offset; null where the address is 0.
     const uint8_t* bytes(const std::string& name, size_t n_bytes, size_t offset = 0) const;
+
+    /// What the weights of the matrix at the address of that name are multiplied by.
+    float scale(const std::string& name) const { return regions->scale(count(name)); }
 
     /// The type of the weights that the variant names.
     const Format& format() const;

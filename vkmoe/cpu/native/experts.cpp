@@ -164,9 +164,10 @@ std::vector<Step> expert_gate_up(const Call& call) {
             const auto project = [&](size_t matrix_at, size_t bias_at, float* products) {
                 const uint8_t* const matrix = part<uint8_t>(expert, matrix_at);
                 const float* const biases = part<float>(expert, bias_at);
+                const float scale = scale_of(expert, matrix_at);
                 for (size_t row = first; row < end; ++row) {
                     const float product = inputs.dot(matrix + row * row_bytes, vector);
-                    const float scaled = product * (*scales)[vector];
+                    const float scaled = product * scale * (*scales)[vector];
                     products[row - first] = is_biased ? scaled + biases[row] : scaled;
                 }
             };
@@ -229,8 +230,9 @@ std::vector<Step> expert_down(const Call& call) {
         const uint8_t* const expert = experts.expert(index / n_slots, index % n_slots);
         if (expert == nullptr) return;
         const uint8_t* const matrix = part<uint8_t>(expert, down_at);
+        const float scale = scale_of(expert, down_at);
         for (size_t row = first; row < std::min(first + rows, n_rows); ++row) {
-            products()[index * n_rows + row] = inputs.dot(matrix + row * row_bytes, index);
+            products()[index * n_rows + row] = inputs.dot(matrix + row * row_bytes, index) * scale;
         }
     };
     const auto add = [=](size_t item, size_t) {

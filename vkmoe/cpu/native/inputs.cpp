@@ -30,6 +30,7 @@ Matrices::Matrices(const Call& call, size_t n_heads)
     for (size_t i = 0, before = 0; i < 3; before = ends_[i++]) {
         const size_t n_bytes = (i == 0 ? n_heads : 1) * (ends_[i] - before) * row_bytes_;
         first_[i] = call.bytes(names[i], n_bytes);
+        scales_[i] = call.scale(names[i]);
         require(n_bytes == 0 || first_[i] != nullptr, call, "a matrix has no address");
     }
 }

@@ -110,16 +110,22 @@ public:
     size_t n_rows() const { return ends_[2]; }
 
     const uint8_t* row(size_t head, size_t row) const {
-        const size_t matrix = row < ends_[0] ? 0 : row < ends_[1] ? 1 : 2;
-        const size_t of_matrix = matrix == 0 ? head * n_rows() + row : row - ends_[matrix - 1];
-        return first_[matrix] + of_matrix * row_bytes_;
+        const size_t number = matrix(row);
+        const size_t of_matrix = number == 0 ? head * n_rows() + row : row - ends_[number - 1];
+        return first_[number] + of_matrix * row_bytes_;
     }
 
     /// Where the matrix ends that a row is of.
-    size_t end(size_t row) const { return row < ends_[0] ? ends_[0] : row < ends_[1] ? ends_[1] : ends_[2]; }
+    size_t end(size_t row) const { return ends_[matrix(row)]; }
+
+    /// What the weights of a row are multiplied by.
+    float scale(size_t row) const { return scales_[matrix(row)]; }
 
 private:
+    size_t matrix(size_t row) const { return row < ends_[0] ? 0 : row < ends_[1] ? 1 : 2; }
+
     std::array<const uint8_t*, 3> first_{};
+    std::array<float, 3> scales_;
     std::array<size_t, 3> ends_;
     size_t row_bytes_;
 };

@@ -74,8 +74,9 @@ std::vector<Step> multiplied(const Call& call, bool adds) {  // to y, which is n
                 const size_t at = (first_row + i) * y_stride + y_offset + of_head;
                 if (at + n_outputs_here > y_words) break;
                 const float* const values = products.of(i);
+                const float scale = matrices.scale(first);
                 for (size_t output = 0; output < n_outputs_here; ++output) {
-                    float value = values[output];
+                    float value = values[output] * scale;
                     if (bias != nullptr) value += bias[of_head + output];
                     y[at + output] = adds ? y[at + output] + value : value;
                 }

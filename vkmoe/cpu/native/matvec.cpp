@@ -47,7 +47,8 @@ std::vector<Step> matvec(const Call& call) {
             const uint8_t* const weights = matrices.row(head, row);
             const size_t at = first_y + head * n_rows + row;
             for (size_t vector = 0; vector < n_vectors; ++vector) {
-                float value = inputs.dot(weights, vector * n_heads + head) * (*scales)[vector];
+                const float product = inputs.dot(weights, vector * n_heads + head);
+                float value = product * matrices.scale(row) * (*scales)[vector];
                 if (bias != nullptr) value += bias[at];
                 y[vector * y_pitch + at] = value;
             }
@@ -69,6 +70,7 @@ std::vector<Step> matvec_residual(const Call& call) {
 
     const size_t n_groups = ceil_divide(n_rows, rows);
     const uint8_t* const weights = call.bytes("weights", n_rows * row_bytes);
+    const float scale = call.scale("weights");
     const float* const gain = floats(call, "gain", n_rows);
     const float* const bias = floats(call, "bias", n_rows);
     require(weights != nullptr && gain != nullptr, call, "a matrix or a gain has no address");
@@ -89,7 +91,7 @@ std::vector<Step> matvec_residual(const Call& call) {
         for (size_t vector = 0; vector < n_vectors; ++vector) {
             float squares = 0.0F;
             for (size_t row = first; row < end; ++row) {
-                float added = inputs.dot(weights + row * row_bytes, vector);
+                float added = inputs.dot(weights + row * row_bytes, vector) * scale;
                 if (bias != nullptr) added += bias[row];
                 const size_t at = vector * hidden_pitch + row;
                 const float updated = adds ? hidden[at] + added : added;
@@ -110,7 +112,7 @@ std::vector<Step> embed(const Call& call) {
     const size_t n_vocab = call.count("n_vocab"), n_vectors = call.groups[2];
     const size_t hidden_pitch = call.count("hidden_pitch");
     const size_t partials_pitch = call.count("partials_pitch");
-    const float scale = call.real("scale");
+    const float scale = call.real("scale") * call.scale("embeddings");
     const size_t part = kChunk * call.count("workgroup_size"), n_parts = ceil_divide(width, part);
     require(n_vectors > 0 && n_vocab > 0, call, "there is nothing to do");
     require(part % format.block_weights == 0, call, "a workgroup ends within a block");

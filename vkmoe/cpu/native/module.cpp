@@ -135,7 +135,8 @@ PYBIND11_MODULE(VKMOE_MODULE, module) {
     py::class_<Regions, std::shared_ptr<Regions>>(module, "Regions", py::module_local())
         .def(py::init<>())
         .def("add", &Regions::add, "address"_a, "n_bytes"_a)
-        .def("remove", &Regions::remove, "address"_a);
+        .def("remove", &Regions::remove, "address"_a)
+        .def("set_scale", &Regions::set_scale, "address"_a, "scale"_a);
     py::class_<Scratch, std::shared_ptr<Scratch>>(module, "Scratch", py::module_local())
         .def(py::init<>());
     py::class_<Recording>(module, "Recording", py::module_local())

@@ -261,19 +261,22 @@ std::vector<Step> expert_matmul_gate_up(const Call& call) {
         Products &gates = first_products(), &ups = second_products();
         if (pass != kUpOnly) project(gate_at, gates);
         if (pass != kGateOnly) project(up_at, ups);
-        const auto put = [&](Products& products, size_t i, size_t bias_at, float* to) {
+        const auto put = [&](Products& products, size_t i, size_t matrix_at, size_t bias_at,
+                             float* to) {
             const float* const biases = part<float>(tile.expert, bias_at) + first;
             const float* const values = products.of(i);
+            const float scale = scale_of(tile.expert, matrix_at);
             for (size_t row = 0; row < n; ++row) {
-                to[row] = is_biased ? values[row] + biases[row] : values[row];
+                const float value = values[row] * scale;
+                to[row] = is_biased ? value + biases[row] : value;
             }
         };
         for (size_t i = 0; i < tile.n; ++i) {
             if (of.pairs[i] >= most_pairs) continue;
             float* const found = y + of.pairs[i] * n_rows + first;
-            if (pass != kUpOnly) put(gates, i, gate_bias_at, found);
+            if (pass != kUpOnly) put(gates, i, gate_at, gate_bias_at, found);
             if (pass == kGateOnly) continue;
-            put(ups, i, up_bias_at, ups.of(i));
+            put(ups, i, up_at, up_bias_at, ups.of(i));
             activate(found, ups.of(i), n, static_cast<Activation>(activation));
         }
     };
@@ -307,8 +310,10 @@ std::vector<Step> expert_matmul_down(const Call& call) {
             if (of.pairs[i] >= most_pairs) continue;
             float* const found = y + of.pairs[i] * n_rows + first;
             const float* const values = products.of(i);
+            const float scale = scale_of(tile.expert, down_at);
             for (size_t row = 0; row < n; ++row) {
-                found[row] = is_biased ? values[row] + biases[first + row] : values[row];
+                const float value = values[row] * scale;
+                found[row] = is_biased ? value + biases[first + row] : value;
             }
         }
     };

@@ -24,7 +24,7 @@ from vkmoe.kernels.matvec.operations import Rows
 from vkmoe.kernels.memory.operations import LandingMemory
 from vkmoe.kernels.norms.operations import NOT_NORMED, NormInput, NormOutput
 from vkmoe.kernels.router.operations import shared_weight_word
-from vkmoe.quants.types import TYPES
+from vkmoe.quants.layouts import used_row_bytes
 
 _GATE_UP = (
     "r:x r:norm_partials r:routing rw:act",
@@ -54,7 +54,7 @@ EXPERT_DOWN = kernel("expert_down", *_DOWN)
 EXPERT_DOWN_KEEP = _keeping("expert_down", *_DOWN)
 
 # Addresses of gate, up, down, and of their biases; bytes of gate, up and down that are read ahead.
-DESCRIPTOR_BYTES = 72
+DESCRIPTOR_BYTES = 88
 BOTH, GATE_ONLY, UP_ONLY = 0, 1, 2
 # As the shader numbers them.
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "swiglu_oai", "geglu")
@@ -112,7 +112,7 @@ class ExpertShape:
 def described(shape: ExpertShape) -> ExpertShape:
     """Return how CPUs find an expert's parts, which need not lie together: by their addresses.
 
-    At an expert's address stand those of its matrices and biases, uint64 [9] (`descriptor`).
+    At an expert's address stand those of its matrices and biases (`descriptor`).
     """
     matrices = (shape.gate, shape.up, shape.down)
     gate, up, down = (replace(matrix, offset=8 * i) for i, matrix in enumerate(matrices))
@@ -120,11 +120,40 @@ def described(shape: ExpertShape) -> ExpertShape:
     return ExpertShape(gate, up, down, DESCRIPTOR_BYTES, biases)
 
 
-def descriptor(shape: ExpertShape, span: int) -> NDArray[np.uint64]:
-    """Return the addresses of the parts of an expert that lies whole at `span`, which is in memory:
-    uint64 [9], of which the last three are 0."""
+class Descriptors(NamedTuple):
+    """Holds what CPUs read at the addresses of experts, in one array."""
+
+    words: NDArray[np.uint64]  # [n_experts, 11]
+
+    @classmethod
+    def of(cls, n_experts: int) -> Descriptors:
+        """Make descriptors of nothing, whose matrices have the scale 1."""
+        made = cls(np.zeros((n_experts, DESCRIPTOR_BYTES // 8), np.uint64))
+        made.scales[:] = 1.0
+        return made
+
+    @property
+    def addresses(self) -> NDArray[np.uint64]:
+        """Return the addresses of gate, up, down and of their biases, or 0: [n_experts, 6]."""
+        return self.words[:, :6]
+
+    @property
+    def sizes(self) -> NDArray[np.uint64]:
+        """Return the bytes of gate, up and down where the file is larger than memory: [n, 3]."""
+        return self.words[:, 6:9]
+
+    @property
+    def scales(self) -> NDArray[np.float32]:
+        """Return what the weights of gate, up and down are multiplied by: [n_experts, 3]."""
+        return self.words[:, 9:].view(np.float32)[:, :3]
+
+
+def descriptors(shape: ExpertShape, spans: NDArray[np.uint64]) -> Descriptors:
+    """Make the descriptors of experts that lie whole at `spans` [n_experts], in memory."""
+    made = Descriptors.of(len(spans))
     offsets = (shape.gate.offset, shape.up.offset, shape.down.offset, *(shape.biases or (0, 0, 0)))
-    return np.array([*(span + offset for offset in offsets), 0, 0, 0], np.uint64)
+    made.addresses[:] = spans[:, None] + np.array(offsets, np.uint64)
+    return made
 
 
 def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
@@ -132,7 +161,7 @@ def kept_bytes(shape: ExpertShape) -> NDArray[np.bool_]:
     kept = np.zeros(shape.span_bytes, np.bool_)
     matrices = (shape.gate, shape.up, shape.down)
     for matrix in matrices:
-        row_bytes = TYPES[matrix.type].row_bytes(matrix.n_columns)
+        row_bytes = used_row_bytes(matrix.type, matrix.n_columns)
         rows = kept[matrix.offset : matrix.offset + matrix.n_bytes]
         rows.reshape(matrix.n_rows, matrix.row_bytes)[:, : -(-row_bytes // 4) * 4] = True
     for start, matrix in zip(shape.biases or (), matrices, strict=False):

@@ -20,10 +20,10 @@ from vkmoe.kernels.experts.operations import (
     SpanBiases,
     SpanMatrix,
     described,
-    descriptor,
+    descriptors,
     kept_bytes,
 )
-from vkmoe.kernels.inputs import decode_rows, random_rows
+from vkmoe.kernels.inputs import decode_rows, drawn_scales, random_rows
 from vkmoe.kernels.memory.operations import LandingMemory
 from vkmoe.kernels.router.operations import RoutingLog, shared_weight_word
 from vkmoe.kernels.rows import ALL, RowBatch
@@ -74,7 +74,11 @@ class Spans:
         self.shape, self._layout, self._rng = shape, layout, rng
         self._matrices = (shape.gate, shape.up, shape.down)
         self.data = np.full((n_experts, shape.span_bytes), POISON, np.uint8)
-        self._rows = [self._fill(matrix, damaged_row) for matrix in self._matrices]
+        self._scales = [drawn_scales(matrix.type, n_experts, rng) for matrix in self._matrices]
+        self._rows = [
+            self._fill(matrix, scales, damaged_row)
+            for matrix, scales in zip(self._matrices, self._scales, strict=True)
+        ]
         starts = shape.biases or (None, None, None)
         # [n_experts, n_rows] of GATE, UP and DOWN; zeros where there are none
         self.biases = [
@@ -89,7 +93,8 @@ class Spans:
         if not matrix.n_rows:
             return np.zeros((len(self.data), 0, matrix.n_columns), np.float32)
         values = decode_rows(matrix.type, self._rows[which], matrix.n_columns)
-        return values.reshape(len(self.data), matrix.n_rows, matrix.n_columns)
+        values = values.reshape(len(self.data), matrix.n_rows, matrix.n_columns)
+        return np.asarray(values * self._scales[which][:, None, None], np.float32)
 
     def place(self, runner: Runner) -> PlacedSpans:
         """Place the spans; CPUs reach each by the addresses of its parts."""
@@ -99,13 +104,17 @@ class Spans:
         memory: tuple[Range, ...] = (memory_range(address, self.data.nbytes),)
         if self._layout == "planes":
             return PlacedSpans(shape, addresses, memory)
-        parts = np.stack([descriptor(shape, int(span)) for span in addresses])
+        made = descriptors(shape, addresses)
+        made.scales[:] = np.stack(self._scales, axis=1)
+        parts = made.words
         first = runner.place(parts)
         addresses = first + steps * np.uint64(DESCRIPTOR_BYTES)
         memory = (*memory, memory_range(first, parts.nbytes))
         return PlacedSpans(described(shape), addresses, memory)
 
-    def _fill(self, matrix: SpanMatrix, damaged_row: int | None) -> Bytes:
+    def _fill(
+        self, matrix: SpanMatrix, scales: NDArray[np.float32], damaged_row: int | None
+    ) -> Bytes:
         """Write a matrix into every span; returns its file rows, expert after expert."""
         n_experts = len(self.data)
         if not matrix.n_rows:
@@ -113,7 +122,10 @@ class Spans:
         rows = random_rows(matrix.type, n_experts * matrix.n_rows, matrix.n_columns, self._rng)
         if damaged_row is not None:
             rows[damaged_row :: matrix.n_rows] = POISON
-        laid_out = to_device(matrix.type, rows, matrix.n_columns, layout=self._layout)
+        of_rows = np.repeat(scales, matrix.n_rows)
+        laid_out = to_device(
+            matrix.type, rows, matrix.n_columns, layout=self._layout, scale=of_rows
+        )
         part = slice(matrix.offset, matrix.offset + matrix.n_bytes)
         self.data[:, part] = laid_out.reshape(n_experts, -1)
         return rows
