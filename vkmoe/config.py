@@ -251,6 +251,12 @@ class EngineConfig:
         "every device of its kind (table), to repeat the bits of a run from elsewhere.",
     )
 
+    canary: bool | None = option(
+        None,
+        "Whether the kernels that the model uses are compared with NumPy before the first token, "
+        "once for each driver and device: some drivers compile kernels wrongly. Default: yes.",
+    )
+
     vram_margin: str | None = option(
         None,
         "Device memory to leave to others, such as the desktop: 1GiB, 0.5g or 0. Default: 512MiB; "

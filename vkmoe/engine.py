@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.batch import MAX_LATER, RunResult, TextForm, TokenBatch, TopLogits
+from vkmoe.canary.check import passing
 from vkmoe.closing import Closing
 from vkmoe.config import EngineConfig
 from vkmoe.cpu.device import CpuDevice
@@ -144,11 +145,17 @@ class Engine(Closing):
                 corrections=known.corrections,
             )
             tuning = tuning or tuning_for(info, config.tuning)
-            decision = decide_with(
-                self._choice,
-                config,
-                lambda asked: decide(asked, self._opened, info, tuning, choosing, overlaps),
-            )
+
+            def decided(by: Tuning) -> Decision:
+                def of_mode(asked: EngineConfig) -> Decision:
+                    return decide(asked, self._opened, info, by, choosing, overlaps)
+
+                return decide_with(self._choice, config, of_mode)
+
+            if config.canary is not False:
+                decision = passing(self.device, self._opened, tuning, decided)
+            else:
+                decision = decided(tuning)
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
             self.prediction = decision.candidates[0].prediction

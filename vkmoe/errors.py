@@ -75,6 +75,10 @@ class NoDeviceError(GpuError):
     """Says that no device matches what was asked, or that none can run vkmoe."""
 
 
+class MiscompiledError(GpuError):
+    """Says that a device computes wrongly what a model needs, with the driver that it has."""
+
+
 class OutOfMemoryError(GpuError):
     """Says that an allocation failed, or would exceed what the device has."""
 

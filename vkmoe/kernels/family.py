@@ -1,15 +1,16 @@
 """This module says what a family of kernels is: what is compared of it, and what is measured.
 
 A family is declared beside its cases. Trials are small shapes for comparison, the works are the
-same cases in the shapes of real models, for speed.
+same cases in the shapes of real models, for speed. A probe is a case for a dispatch of a model's
+program: it runs the same pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Literal, NamedTuple, get_args
+from itertools import pairwise, product
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, KernelCase
@@ -99,10 +100,71 @@ class Work:
         return ""
 
 
+class Used(NamedTuple):
+    """Describes a dispatch of a model's program, for which a probe is made.
+
+    `numbers` are its push and specialisation constants by name.
+    """
+
+    variant: Variant
+    numbers: Mapping[str, Any]
+    groups: tuple[int, int, int]
+    subgroup_size: int
+    tuning: Tuning
+    types: tuple[str, str]  # of gate and up, whose dispatches follow each other
+    mixer: Any  # the kernels of its layer's attention or delta rule: `shape` and `split`
+
+    @property
+    def n_columns(self) -> int:
+        """Count the columns of its matrix."""
+        return int(self.numbers["n_blocks"]) * BLOCK_WEIGHTS[self.variant.axis]
+
+    @property
+    def n_rows(self) -> int:
+        """Return a number of rows that takes the same ways through the kernel as its matrix has."""
+        return few_rows(self.numbers["n_rows"], self._group_rows)
+
+    @property
+    def segments(self) -> tuple[tuple[str, int], ...]:
+        """List type and number of rows of each matrix of a dispatch that takes up to three."""
+        ends = [0, *(self.numbers[name] for name in ("rows_end0", "rows_end1", "n_rows"))]
+        sizes = (end - start for start, end in pairwise(ends) if end > start)
+        return tuple((self.variant.axis, few_rows(size, self._group_rows)) for size in sizes)
+
+    @property
+    def _group_rows(self) -> int:
+        """Count the rows that a workgroup takes, or a multiple of them."""
+        return self.tuning.tile.dots if "lane_dots" in self.numbers else MOST_GROUP_ROWS
+
+    def launched(self, family: MatvecFamily, dots: int = 1) -> Tuning:
+        """Return the tuning that launches a kernel as here; a row of it is so many products."""
+        numbers = self.numbers
+        launch = Launch(numbers["workgroup_size"], dots * numbers["rows"], self.subgroup_size)
+        return launched(self.tuning, KernelClass(family, self.variant.axis, "few", "short"), launch)
+
+
+MOST_GROUP_ROWS = 16  # a multiple of the rows of any workgroup that multiplies vectors
+
+
+def few_rows(n_rows: int, whole: int) -> int:
+    """Cut a number of rows to some workgroups, with as many in the last one as there are.
+
+    A workgroup takes `whole` rows, or a divisor of these.
+    """
+    return n_rows if n_rows < 2 * whole else whole + n_rows % whole
+
+
+class Probe(Protocol):
+    """Compares kernels with their twins. Probes of several dispatches that are equal are one."""
+
+    def run(self, runner: Runner) -> Checks:
+        """Compare them; the runner must be new."""
+
+
 class Family(NamedTuple):
     """Holds the trials of a kernel, and its works in the shapes of a model.
 
-    `chosen_by` is the tuning's suffix that selects a variant.
+    `chosen_by` is the tuning's suffix that selects a variant. Without a `probe` no model has it.
     """
 
     trials: Callable[[Setting], Iterator[Trial]]
@@ -110,6 +172,7 @@ class Family(NamedTuple):
     chosen_by: Literal["dot_suffix", "tile_suffix", "reduce_suffix", "walk_suffix", "nothing"] = (
         "nothing"
     )
+    probe: Callable[[Used], Probe] | None = None
 
 
 def weights_work(

@@ -112,6 +112,25 @@ class RowCase(KernelCase):
 
 
 @dataclass(frozen=True)
+class BatchCase(KernelCase):
+    """Compares rows of a batch with the twin, in a program of `n_rows`."""
+
+    case: RowCase
+    n_rows: int
+
+    def prepare(self, runner: Runner) -> Prepared:
+        batch = RowBatch(tuple(range(self.n_rows)), self.n_rows)
+        program, rowed = self.case.made(runner, batch)
+
+        def compare(checks: Checks, words: Sequence[Words]) -> None:
+            by_rows = [found.reshape(self.n_rows, -1) for found in words]
+            for row in batch.rows:
+                rowed.compare(row, checks, [found[row] for found in by_rows])
+
+        return Prepared(program, rowed.outputs, [(rowed.given(batch), compare)])
+
+
+@dataclass(frozen=True)
 class RowsCase:
     """Checks batches of a case: `n_rows` rows of a program, of which some are inert."""
 

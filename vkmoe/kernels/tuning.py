@@ -5,8 +5,9 @@ One tuning is fixed when a model is loaded; results are bit-identical only under
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from vkmoe.choices import Layout
 from vkmoe.facts import DeviceInfo
@@ -25,6 +26,11 @@ _THREAD_TILE = Tile(8, _THREAD_ROWS, 16, 16)
 _MAX_WORKGROUP_SIZE = 256  # what reduce.glsl has room for
 _MAX_ROWS = 8  # beyond it compilers take seconds, or spill
 _MAX_LANE_ROWS = 512  # lanes times rows: what fits in 16 KiB of shared memory with all types
+
+
+_WITHOUT_SUBGROUPS: dict[str, Any] = {
+    **{"subgroup": False, "load_64bit": False, "subgroup_size": 0, "required_subgroup_size": 0}
+}
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,11 @@ class Tuning:
         return able and least <= subgroup_size <= most and size % subgroup_size == 0
 
 
+# What runs on any device, with other kernels than those of the other mapping.
+_PLAIN_LANES = Tuning("lanes", 32, 2, False, most_columns=1)
+_PLAIN_BLOCKS = Tuning("blocks", 8, 4, False, most_columns=1)
+
+
 def choose_tuning(device: DeviceInfo) -> Tuning:
     """Choose the tuning for a device by its type and subgroup size.
 
@@ -177,6 +188,23 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         half_tiles=_multiplies_halves(device),
         most_columns=_COLUMNS if _has_many_registers(device) else _INTEL_COLUMNS,
     )
+
+
+def plainer(tuning: Tuning) -> Iterator[Callable[[Tuning], Tuning]]:
+    """Yield what makes kernels of a tuning plainer, for drivers that compile some wrongly.
+
+    Each change does without something, and none changes the kernels of all families but the last:
+    measured launches, products of f16, large tiles, several rows of a batch at once, subgroups in
+    attention, subgroups anywhere, the mapping itself.
+    """
+    yield lambda one: replace(one, launches=())
+    yield lambda one: replace(one, half_tiles=False)
+    yield lambda one: replace(one, own_tile=None)
+    yield lambda one: replace(one, most_columns=1)
+    yield lambda one: replace(one, subgroup_size=0)
+    yield lambda one: replace(one, **_WITHOUT_SUBGROUPS)
+    other = _PLAIN_LANES if tuning.mapping == "blocks" else _PLAIN_BLOCKS
+    yield lambda one: other
 
 
 def adds_over_subgroups(device: DeviceInfo) -> bool:

@@ -29,7 +29,7 @@ LEAST_EXPERTS = 256 << 20  # bytes in a file; with fewer no mode is slow
 MODEL_ERROR = 0.3  # of a predicted time: plans that are nearer to each other are measured
 # What changes no token's time, or by the slots alone, which count by themselves.
 _OTHER_OPTIONS = (
-    "device", "validation", "expert_stats", "expert_profile", "ctx_size", "vram_margin",
+    "device", "validation", "canary", "expert_stats", "expert_profile", "ctx_size", "vram_margin",
     "expert_slots", "expert_cache", "cache_ram",
 )  # fmt: skip
 

@@ -3,8 +3,8 @@
 Owns the form of these files, one of each kind for each device, and decides whether what stands in
 one still fits: the driver, the compiled kernels and all else that was measured with must be those
 of then. What does not fit, or is damaged, is ignored: it only costs speed. Of the kinds it knows
-how kernels are best launched, as `vkmoe tune` measured it; the other is the subject of
-placement/forecast/measured.py.
+how kernels are best launched, as `vkmoe tune` measured it; the others are the subject of
+placement/forecast/measured.py and canary/check.py.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from vkmoe.placement.typed_json import plain, typed
 from vkmoe.quants import HAS_KERNEL
 
 log = logging.getLogger("vkmoe")
-Kind = Literal["tuning", "speeds"]
-VERSIONS: dict[Kind, int] = {"tuning": 1, "speeds": 2}
+Kind = Literal["tuning", "speeds", "canary"]
+VERSIONS: dict[Kind, int] = {"tuning": 1, "speeds": 2, "canary": 1}
 MAX_BYTES = 1 << 20  # of a file, which has some hundred bytes for each kernel
 T = TypeVar("T")
 
@@ -106,8 +106,10 @@ def _identity(device: DeviceInfo, what: Kind) -> dict[str, Any]:
         "version": VERSIONS[what],
         "device": f"{device.name}, {device.vendor_id:#06x}",
         "driver": f"{device.driver}, Vulkan {'.'.join(map(str, device.api_version))}",
-        "shaders": _fingerprint(choose_tuning(device).dot_suffix),
     }
+    if what == "canary":  # its keys are hashes of kernels
+        return found
+    found["shaders"] = _fingerprint(choose_tuning(device).dot_suffix)
     if what == "tuning":
         return found
     cpu = f"{cpu_info().name}, {cpu_info().driver}" if has_cpu() else "without kernels"

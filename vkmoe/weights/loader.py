@@ -52,7 +52,7 @@ from vkmoe.models.weights import (
 )
 from vkmoe.modes import Hybrid
 from vkmoe.weights.mapped import mapped_bytes, spans_in_file
-from vkmoe.weights.placer import MappedPlacer, Placer, Progress, Progressing
+from vkmoe.weights.placer import MappedPlacer, Placer, Progress, Progressing, WeightPlaces
 from vkmoe.weights.sizes import N_THREADS, weight_bytes
 from vkmoe.weights.span_reader import FileReads, SpanReader
 
@@ -246,7 +246,7 @@ class _Loader:
         parts = embeddings, output_gain, output, tuple(layers)
         weights = ModelWeights(*parts, table, inputs=inputs)
         if tensors.ahead is not None:
-            self.ahead = _place_ahead(by_ahead, tensors.ahead, weights)
+            self.ahead = place_ahead(by_ahead, tensors.ahead, weights)
         return weights
 
     def cpu_weights(self) -> CpuWeights | None:
@@ -258,7 +258,7 @@ class _Loader:
 
     def _layer(self, layer: LayerTensors) -> LayerWeights:
         place = self._expert_block if layer.has_experts else self._placer.block
-        return _place_layer(self._placer, layer, place(layer.block))
+        return place_layer(self._placer, layer, place(layer.block))
 
     def _expert_block(self, experts: FeedForwardTensors) -> BlockWeights:
         """Place the homes of a layer's experts, or find them for the CPU; or leave them."""
@@ -275,7 +275,7 @@ class _Loader:
         return block
 
 
-def _place_ahead(placer: Placer, tensors: AheadTensors, model: ModelWeights) -> AheadWeights:
+def place_ahead(placer: WeightPlaces, tensors: AheadTensors, model: ModelWeights) -> AheadWeights:
     """Place what guesses tokens, in the order of `AheadTensors.trunk`.
 
     All its experts are beside its other parts: of one layer at most. What it has no matrix for is
@@ -283,12 +283,12 @@ def _place_ahead(placer: Placer, tensors: AheadTensors, model: ModelWeights) -> 
     """
     table, blocks = model.expert_table, list[BlockWeights]()
     for experts in tensors.experts:
-        spans, shape = placer.spans(experts, placer.trunk), placer.shape(experts)
+        spans, shape = placer.spans(experts), placer.shape(experts)
         addresses = np.array([span.address for span in spans], np.uint64)
         table = memory_range(placer.place(addresses.view(np.uint8)), addresses.nbytes)
         blocks.append(BlockWeights(shape, ranges=_merged(spans, shape.span_bytes)))
     layers = tuple(
-        _place_layer(placer, layer, blocks[0] if layer.has_experts else placer.block(layer.block))
+        place_layer(placer, layer, blocks[0] if layer.has_experts else placer.block(layer.block))
         for layer in tensors.layers
     )
     token, state = placer.matrix(tensors.token), placer.matrix(tensors.state)
@@ -303,7 +303,7 @@ def _place_ahead(placer: Placer, tensors: AheadTensors, model: ModelWeights) -> 
     return AheadWeights(guessing, token, state, gain, token_gain, state_gain, next_state)
 
 
-def _place_layer(placer: Placer, layer: LayerTensors, block: BlockWeights) -> LayerWeights:
+def place_layer(placer: WeightPlaces, layer: LayerTensors, block: BlockWeights) -> LayerWeights:
     """Place what a layer has besides its block or experts, in the order of `LayerTensors.trunk`."""
     mixer = layer.mixer_weights(**_placed(placer, layer.mixer))
     feed_forward = FeedForwardWeights(block=block, **_placed(placer, layer.feed_forward))
@@ -311,7 +311,7 @@ def _place_layer(placer: Placer, layer: LayerTensors, block: BlockWeights) -> La
     return LayerWeights(mixer, feed_forward, input=inputs)
 
 
-def _placed(placer: Placer, tensors: Mapping[str, TrunkTensor]) -> dict[str, Any]:
+def _placed(placer: WeightPlaces, tensors: Mapping[str, TrunkTensor]) -> dict[str, Any]:
     """Place what a table declares; each kind of tensor becomes its kind of weights."""
     return {field: placer.weights(tensor) for field, tensor in tensors.items()}
 

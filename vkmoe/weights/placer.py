@@ -7,6 +7,7 @@ them where the file is mapped. Which tensors there are, and in which order, is k
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,7 +80,42 @@ class _RowKind(NamedTuple):
         return max(1, PIECE_BYTES // self.row_bytes)
 
 
-class Placer(Closing):
+class WeightPlaces(ABC):
+    """Says of tensors, one after another, where kernels find them."""
+
+    def weights(self, tensor: TrunkTensor) -> Matrix | BlockWeights | int:
+        """Place what every token reads."""
+        if isinstance(tensor, FileMatrix):
+            return self.matrix(tensor)
+        return self.vector(tensor) if isinstance(tensor, FileVector) else self.block(tensor)
+
+    @abstractmethod
+    def matrix(self, tensor: FileMatrix) -> Matrix:
+        """Place all rows of a matrix."""
+
+    @abstractmethod
+    def vector(self, tensor: FileVector) -> int:
+        """Place gains or biases as f32, and return their address."""
+
+    @abstractmethod
+    def place(self, data: Bytes) -> int:
+        """Place any bytes, uint8 [n_bytes], and return their address."""
+
+    def block(self, block: FeedForwardTensors) -> BlockWeights:
+        """Place the span of a block that every token uses."""
+        (span,) = self.spans(block)
+        return BlockWeights(self.shape(block), span.address)
+
+    def shape(self, block: FeedForwardTensors) -> ExpertShape:
+        """Say how kernels find the parts of a span."""
+        return expert_shape(block)
+
+    @abstractmethod
+    def spans(self, block: FeedForwardTensors, arena: Arena | None = None) -> list[Placement]:
+        """Place the span of every expert of a block, in an arena or where other weights are."""
+
+
+class Placer(WeightPlaces, Closing):
     """Copies tensors one after another; several threads lay rows out, mapped memory in place."""
 
     def __init__(
@@ -96,14 +132,7 @@ class Placer(Closing):
         self._pool.shutdown(cancel_futures=True)
         self._transfer.close()
 
-    def weights(self, tensor: TrunkTensor) -> Matrix | BlockWeights | int:
-        """Place what every token reads."""
-        if isinstance(tensor, FileMatrix):
-            return self.matrix(tensor)
-        return self.vector(tensor) if isinstance(tensor, FileVector) else self.block(tensor)
-
     def matrix(self, tensor: FileMatrix) -> Matrix:
-        """Place all rows of a matrix."""
         kind = _RowKind(tensor.type, tensor.type, tensor.n_columns)
         rows = tensor.data(self._file)
         place = self.trunk.place(len(rows) * kind.row_bytes)
@@ -112,27 +141,16 @@ class Placer(Closing):
         return Matrix(kind.type, place.address, len(rows), kind.n_columns, kind.row_bytes)
 
     def vector(self, tensor: FileVector) -> int:
-        """Place gains or biases as f32, and return their address."""
         return self.place(tensor.data(self._file))
 
     def place(self, data: Bytes) -> int:
-        """Place any bytes, uint8 [n_bytes], and return their address."""
         place = self.trunk.place(data.size)
         self._transfer.write(place.buffer, place.offset, data)
         return place.address
 
-    def block(self, block: FeedForwardTensors) -> BlockWeights:
-        """Place the span of a block that every token uses."""
-        (span,) = self.spans(block, self.trunk)
-        return BlockWeights(self.shape(block), span.address)
-
-    def shape(self, block: FeedForwardTensors) -> ExpertShape:
-        """Say how kernels find the parts of a span."""
-        return expert_shape(block)
-
-    def spans(self, block: FeedForwardTensors, arena: Arena) -> list[Placement]:
+    def spans(self, block: FeedForwardTensors, arena: Arena | None = None) -> list[Placement]:
         """Place the span of every expert of a block and fill it."""
-        span_bytes = expert_shape(block).span_bytes
+        span_bytes, arena = expert_shape(block).span_bytes, arena or self.trunk
         spans = [arena.place(span_bytes) for _ in range(block.n_experts)]
         for source, matrix in span_parts(block):
             kind = _RowKind(source.type, matrix.type, source.n_columns)
@@ -229,7 +247,7 @@ class MappedPlacer(Placer):
 
     def block(self, block: FeedForwardTensors) -> BlockWeights:
         """Find the parts of a block that every token uses."""
-        (span,) = self.spans(block, self.trunk)
+        (span,) = self.spans(block)
         addresses = span.buffer.view()[span.offset : span.offset + DESCRIPTOR_BYTES]
         parts = tuple(addresses.view(np.uint64).tolist())
         return BlockWeights(self.shape(block), span.address, parts=parts)
@@ -237,9 +255,9 @@ class MappedPlacer(Placer):
     def shape(self, block: FeedForwardTensors) -> ExpertShape:
         return mapped_shape(block)
 
-    def spans(self, block: FeedForwardTensors, arena: Arena) -> list[Placement]:
+    def spans(self, block: FeedForwardTensors, arena: Arena | None = None) -> list[Placement]:
         """Find the parts of every expert of a block, and place their addresses."""
-        made = Descriptors.of(block.n_experts)
+        arena, made = arena or self.trunk, Descriptors.of(block.n_experts)
         n_matrices, later = len(block.matrices), self._too_large and block.n_experts > 1
         for index, source in enumerate((*block.matrices, *block.biases)):
             kind = "F32" if index >= n_matrices else source.type

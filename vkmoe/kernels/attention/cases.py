@@ -6,7 +6,7 @@ Rows of a cache that were never written, and those outside a window, are poisone
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -29,7 +29,7 @@ from vkmoe.kernels.attention.shapes import (
 )
 from vkmoe.kernels.comparison import Checks
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work
 from vkmoe.kernels.inputs import PARAMS, params_words
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
@@ -231,6 +231,38 @@ def _split(tuning: Tuning, shape: Shape, n: int = 0) -> AttentionSplit:
     return replace(choose_split(shape, tuning, n_splits=n), subgroup=tuning.subgroup)
 
 
+# ----- what a model uses -----
+
+
+PROBED_CONTEXT = 256  # positions, of more than as many
+
+
+def shortened(shape: Shape) -> Shape:
+    """Cut the context of a shape, but where its rows share the places of a ring."""
+    context = PROBED_CONTEXT
+    if isinstance(shape, AttentionShape) and 0 < shape.ring < shape.context:
+        context = shape.ring + PROBED_CONTEXT // 16
+    return replace(shape, context=min(context, shape.context))
+
+
+@dataclass(frozen=True)
+class AttentionProbe:
+    """Checks two tokens at the end of a context."""
+
+    shape: Shape
+    split: AttentionSplit
+
+    def run(self, runner: Runner) -> Checks:
+        """Compare both."""
+        last = self.shape.context - 1
+        return _attended(self.shape, self.split, (max(0, last - 7), last), runner)
+
+
+def _attention_probe(used: Used) -> AttentionProbe:
+    """Compare the kernel that joins splits too."""
+    return AttentionProbe(shortened(used.mixer.shape), used.mixer.split)
+
+
 # ----- what is measured -----
 
 
@@ -286,7 +318,9 @@ def attention_text(shape: Shape) -> str:
 
 
 FAMILIES = {
-    "attention": Family(_attention, _attention_works, "reduce_suffix"),
-    "latent_attention": Family(_latent_attention, _attention_works, "reduce_suffix"),
-    "attention_combine": Family(_combine, _combine_works),
+    "attention": Family(_attention, _attention_works, "reduce_suffix", _attention_probe),
+    "latent_attention": Family(
+        _latent_attention, _attention_works, "reduce_suffix", _attention_probe
+    ),
+    "attention_combine": Family(_combine, _combine_works, probe=_attention_probe),
 }

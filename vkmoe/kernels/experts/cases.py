@@ -21,7 +21,13 @@ from vkmoe.facts import Activation
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.experts.operations import expert_down, expert_gate_up
+from vkmoe.kernels.experts.operations import (
+    ACTIVATIONS,
+    BOTH,
+    NO_WORD,
+    expert_down,
+    expert_gate_up,
+)
 from vkmoe.kernels.experts.spans import DOWN, GATE, UP, PlacedExperts, Use
 from vkmoe.kernels.experts.twins import activated, gelu, silu
 from vkmoe.kernels.experts.twins import expert_down as down_twin
@@ -31,6 +37,7 @@ from vkmoe.kernels.family import (
     Setting,
     Setup,
     Trial,
+    Used,
     Work,
     trial,
     weights_work,
@@ -239,6 +246,39 @@ def _down(setting: Setting, n_columns: int, uses: _Uses) -> Iterator[Trial]:
             yield trial(*alone, what="without adding")
 
 
+# ----- what a model uses -----
+
+
+def _use(used: Used) -> Use:
+    """Say how a dispatch uses experts: three slots at most, or its fixed span."""
+    numbers, biased = used.numbers, used.numbers["biased"] != 0
+    if numbers["span"]:
+        word = numbers.get("weight_word", NO_WORD)
+        slot = None if word == NO_WORD else 4  # any: it is a push constant
+        return Use(1, 1, routed=False, weight_slot=slot, biased=biased)
+    n_slots, sparse = min(3, numbers["n_slots"]), numbers.get("sparse", 0) != 0
+    kept = (0,) if used.variant.family.endswith("_keep") else None
+    return Use(n_slots, n_slots, kept=kept, biased=biased, n_absent=int(sparse and n_slots > 1))
+
+
+def _gate_up_probe(used: Used) -> GateUpCase:
+    numbers = used.numbers
+    return GateUpCase(
+        used.launched("expert_gate_up", 2 if numbers["pass"] == BOTH else 1),
+        used.types,
+        _use(used),
+        used.n_rows,
+        used.n_columns,
+        numbers["n_partials"],
+        ACTIVATIONS[numbers["activation"]],
+    )
+
+
+def _down_probe(used: Used) -> DownCase:
+    tuning, adds = used.launched("expert_down"), used.numbers["adds"] != 0
+    return DownCase(tuning, used.variant.axis, _use(used), used.n_rows, used.n_columns, adds)
+
+
 # ----- what is measured -----
 
 
@@ -277,10 +317,16 @@ def _uses_of_model(setup: Setup) -> Iterator[tuple[str, Use, int]]:
 
 
 FAMILIES = {
-    "expert_gate_up": Family(partial(_gate_up, uses=_PLAIN), _gate_up_works, "dot_suffix"),
-    "expert_down": Family(partial(_down, n_columns=512, uses=_PLAIN), _down_works, "dot_suffix"),
-    "expert_gate_up_keep": Family(partial(_gate_up, uses=_KEEPING), _gate_up_works, "dot_suffix"),
+    "expert_gate_up": Family(
+        partial(_gate_up, uses=_PLAIN), _gate_up_works, "dot_suffix", _gate_up_probe
+    ),
+    "expert_down": Family(
+        partial(_down, n_columns=512, uses=_PLAIN), _down_works, "dot_suffix", _down_probe
+    ),
+    "expert_gate_up_keep": Family(
+        partial(_gate_up, uses=_KEEPING), _gate_up_works, "dot_suffix", _gate_up_probe
+    ),
     "expert_down_keep": Family(
-        partial(_down, n_columns=768, uses=_KEEPING), _down_works, "dot_suffix"
+        partial(_down, n_columns=768, uses=_KEEPING), _down_works, "dot_suffix", _down_probe
     ),
 }

@@ -15,7 +15,7 @@ from vkmoe.gpu.program import memory_range
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.handover import twins
 from vkmoe.kernels.handover.operations import JOINED_VEC4S, find_experts, join_rows
 from vkmoe.kernels.inputs import LeftState
@@ -127,7 +127,16 @@ def _join_rows_works(setup: Setup) -> Iterator[Work]:
     yield Work(f"join {width}", 4 * 3 * width, JoinCase(setup.tuning, width).run)
 
 
+def _find_experts_probe(used: Used) -> FindCase:
+    return FindCase(used.tuning, RouterShape(used.numbers["n_experts"], used.numbers["n_used"]))
+
+
+def _join_rows_probe(used: Used) -> JoinCase:
+    leaves, adds = (used.numbers[name] != 0 for name in ("gain", "adds"))
+    return JoinCase(used.tuning, 4 * used.numbers["row_vec4s"], leaves, adds)
+
+
 FAMILIES = {
-    "find_experts": Family(_find_experts, _find_experts_works),
-    "join_rows": Family(_join_rows, _join_rows_works),
+    "find_experts": Family(_find_experts, _find_experts_works, probe=_find_experts_probe),
+    "join_rows": Family(_join_rows, _join_rows_works, probe=_join_rows_probe),
 }

@@ -11,7 +11,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.twins import activated
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.layer_inputs.operations import gate_inputs
 from vkmoe.kernels.rows import N_DRAWN, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
@@ -57,4 +57,8 @@ def _gate_inputs_works(setup: Setup) -> Iterator[Work]:
     yield Work(f"{width} gated inputs", 12 * width, GateInputsCase(setup.tuning, width).run)
 
 
-FAMILIES = {"gate_inputs": Family(_gate_inputs, _gate_inputs_works)}
+def _gate_inputs_probe(used: Used) -> GateInputsCase:
+    return GateInputsCase(used.tuning, used.numbers["width"])
+
+
+FAMILIES = {"gate_inputs": Family(_gate_inputs, _gate_inputs_works, probe=_gate_inputs_probe)}

@@ -19,7 +19,7 @@ from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.inputs import PARAMS, normal, params_words
 from vkmoe.kernels.logits import twins
 from vkmoe.kernels.logits.operations import (
@@ -27,6 +27,7 @@ from vkmoe.kernels.logits.operations import (
     IDS_AT,
     LIST_WORDS,
     LOGITS_AT,
+    N_CANDIDATES,
     CandidatesReader,
     candidates,
     finish,
@@ -222,6 +223,39 @@ def _finish(setting: Setting) -> Iterator[Trial]:
     yield trial(FinishCase((0xFFFFFFFF,)))
 
 
+# ----- what a model uses -----
+
+
+MOST_PROBED = 8192  # logits, of more than as many
+
+
+def _probed_vocab(used: Used) -> int:
+    """Cut the logits; as many are behind whole chunks as of all."""
+    n_vocab = int(used.numbers["n_vocab"])
+    return n_vocab if n_vocab < 2 * MOST_PROBED else MOST_PROBED + n_vocab % MOST_PROBED
+
+
+def _soft_cap_probe(used: Used) -> SoftCapCase:
+    return SoftCapCase(used.tuning, _probed_vocab(used), used.numbers["cap"])
+
+
+def _candidates_probe(used: Used) -> CandidatesCase:
+    return CandidatesCase(used.tuning, _probed_vocab(used))
+
+
+def _merge_probe(used: Used) -> CandidatesCase:
+    """Merge as many lists as the model has."""
+    return CandidatesCase(used.tuning, 2 * N_CANDIDATES * used.numbers["n_lists"] + 77)
+
+
+def _pick_rows_probe(used: Used) -> PickCase:
+    return PickCase(used.tuning, 17, 4 * used.numbers["row_vec4s"])
+
+
+def _finish_probe(used: Used) -> FinishCase:
+    return FinishCase((7,))
+
+
 # ----- what is measured -----
 
 
@@ -251,9 +285,9 @@ def _finish_works(setup: Setup) -> Iterator[Work]:
 
 
 FAMILIES = {
-    "soft_cap": Family(_soft_cap, _soft_cap_works),
-    "candidates_partial": Family(_candidates, _candidates_works),
-    "candidates_merge": Family(_candidates, _candidates_works),
-    "pick_rows": Family(_pick_rows, _pick_rows_works),
-    "finish": Family(_finish, _finish_works),
+    "soft_cap": Family(_soft_cap, _soft_cap_works, probe=_soft_cap_probe),
+    "candidates_partial": Family(_candidates, _candidates_works, probe=_candidates_probe),
+    "candidates_merge": Family(_candidates, _candidates_works, probe=_merge_probe),
+    "pick_rows": Family(_pick_rows, _pick_rows_works, probe=_pick_rows_probe),
+    "finish": Family(_finish, _finish_works, probe=_finish_probe),
 }

@@ -21,7 +21,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.comparison import SUM_LIMIT, Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.experts.cases import activated_with_sizes
-from vkmoe.kernels.experts.operations import ExpertShape
+from vkmoe.kernels.experts.operations import ACTIVATIONS, ExpertShape
 from vkmoe.kernels.experts.spans import DOWN, GATE, UP, Spans, span_layout
 from vkmoe.kernels.family import (
     MIXED_TYPE,
@@ -29,6 +29,7 @@ from vkmoe.kernels.family import (
     Setting,
     Setup,
     Trial,
+    Used,
     Work,
     trial,
     weights_work,
@@ -376,6 +377,48 @@ def _expert_down_tiles(setting: Setting) -> Iterator[Trial]:
     yield trial(case, biased, replace(biased, n_experts=1, n_used=0))
 
 
+# ----- what a model uses -----
+
+
+def _of_two_tiles(used: Used) -> tuple[Tuning, Batch]:
+    """Return the tuning of a dispatch, and a batch of a whole tile and a part of one."""
+    tuning = used.tuning
+    if used.variant.suffix != tuning.tile_suffix:  # a router's
+        tuning = tuning.exact
+    return tuning, Batch(tuple(range(tuning.tile.columns + 3)), n_spare=2)
+
+
+def _matmul_probe(used: Used) -> MatmulCase:
+    tuning, batch = _of_two_tiles(used)
+    return MatmulCase(
+        tuning,
+        used.segments,
+        used.n_columns,
+        batch,
+        residual=used.variant.family == "matmul_residual",
+        biased=used.numbers["bias"] != 0,
+        gap=4,
+        n_heads=min(3, used.groups[2]),
+        adds=used.numbers.get("adds", 1) != 0,
+    )
+
+
+def _expert_matmul_probe(used: Used) -> ExpertMatmulCase:
+    (tuning, batch), numbers = _of_two_tiles(used), used.numbers
+    gate_up, routed = used.variant.family == "expert_matmul_gate_up", numbers["span"] == 0
+    return ExpertMatmulCase(
+        tuning,
+        used.types if gate_up else (used.variant.axis,),
+        used.n_rows,
+        used.n_columns,
+        batch,
+        n_experts=4 if routed else 1,
+        n_used=2 if routed else 0,
+        biased=numbers["biased"] != 0,
+        activation=ACTIVATIONS[numbers.get("activation", 0)],
+    )
+
+
 # ----- what is measured -----
 
 
@@ -420,8 +463,14 @@ def _prompt_batch(setup: Setup) -> Batch:
 
 
 FAMILIES = {
-    "matmul": Family(_matmul, _matmul_works, "tile_suffix"),
-    "matmul_residual": Family(_matmul_residual, _matmul_residual_works, "tile_suffix"),
-    "expert_matmul_gate_up": Family(_expert_gate_up_tiles, _expert_matmul_works, "tile_suffix"),
-    "expert_matmul_down": Family(_expert_down_tiles, _expert_matmul_works, "tile_suffix"),
+    "matmul": Family(_matmul, _matmul_works, "tile_suffix", _matmul_probe),
+    "matmul_residual": Family(
+        _matmul_residual, _matmul_residual_works, "tile_suffix", _matmul_probe
+    ),
+    "expert_matmul_gate_up": Family(
+        _expert_gate_up_tiles, _expert_matmul_works, "tile_suffix", _expert_matmul_probe
+    ),
+    "expert_matmul_down": Family(
+        _expert_down_tiles, _expert_matmul_works, "tile_suffix", _expert_matmul_probe
+    ),
 }

@@ -20,6 +20,7 @@ from vkmoe.kernels.family import (
     Setting,
     Setup,
     Trial,
+    Used,
     Work,
     trial,
     weights_work,
@@ -28,7 +29,7 @@ from vkmoe.kernels.inputs import LeftState, NormedInput, Placed, multiplied, pla
 from vkmoe.kernels.launches import kernel_class
 from vkmoe.kernels.matvec import twins
 from vkmoe.kernels.matvec.operations import embed, matvec, matvec_heads, matvec_residual
-from vkmoe.kernels.rows import N_DRAWN, PAIR, RowBatch, RowCase, Rowed, RowsCase
+from vkmoe.kernels.rows import N_DRAWN, PAIR, BatchCase, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants.types import Bytes
 
@@ -202,6 +203,38 @@ def _embed(setting: Setting) -> Iterator[Trial]:
     yield trial(case, scaled, silent, RowsCase(case, PAIR), RowsCase(silent, PAIR))
 
 
+# ----- what a model uses -----
+
+
+def _matvec_probe(used: Used) -> BatchCase:
+    numbers, n_heads, gap = used.numbers, 1, 0
+    if numbers["x_stride"]:  # a part of x for each head
+        n_heads, gap = min(3, used.groups[1]), 4
+    case = MatvecCase(
+        used.launched("matvec"),
+        used.segments,
+        used.n_columns,
+        numbers["n_partials"],
+        biased=numbers["bias"] != 0,
+        n_heads=n_heads,
+        gap=gap,
+    )
+    return BatchCase(case, numbers["columns"])
+
+
+def _matvec_residual_probe(used: Used) -> BatchCase:
+    numbers, tuning = used.numbers, used.launched("matvec_residual")
+    biased, adds = numbers["bias"] != 0, numbers["adds"] != 0
+    case = ResidualCase(tuning, used.variant.axis, used.n_rows, used.n_columns, biased, adds)
+    return BatchCase(case, numbers["columns"])
+
+
+def _embed_probe(used: Used) -> EmbedCase:
+    scale, leaves = used.numbers["scale"], used.numbers["gain"] != 0
+    tokens = (0, 3, 5)
+    return EmbedCase(used.tuning, used.variant.axis, 5, used.n_columns, tokens, scale, leaves)
+
+
 # ----- what is measured -----
 
 
@@ -246,7 +279,9 @@ def _embed_works(setup: Setup) -> Iterator[Work]:
 
 
 FAMILIES = {
-    "matvec": Family(_matvec, _matvec_works, "dot_suffix"),
-    "matvec_residual": Family(_matvec_residual, _matvec_residual_works, "dot_suffix"),
-    "embed": Family(_embed, _embed_works),
+    "matvec": Family(_matvec, _matvec_works, "dot_suffix", _matvec_probe),
+    "matvec_residual": Family(
+        _matvec_residual, _matvec_residual_works, "dot_suffix", _matvec_residual_probe
+    ),
+    "embed": Family(_embed, _embed_works, probe=_embed_probe),
 }

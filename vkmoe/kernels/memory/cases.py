@@ -15,7 +15,7 @@ from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.kernels.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.inputs import PARAMS, params_words, routing_of
 from vkmoe.kernels.memory.operations import GROUP_BYTES as COPIED_BYTES
 from vkmoe.kernels.memory.operations import LandingMemory, gather
@@ -124,7 +124,12 @@ def _read_words_works(setup: Setup) -> Iterator[Work]:
     yield Work(f"read {mib} MiB", mib << 20, ReadCase((mib << 20) // GROUP_BYTES).run)
 
 
+def _gather_probe(used: Used) -> GatherCase:
+    n_used = used.numbers["n_slots"]
+    return GatherCase(2 * COPIED_BYTES + 16 * 67, n_used, (0, n_used - 1))
+
+
 FAMILIES = {
-    "gather": Family(_gather, _gather_works),
+    "gather": Family(_gather, _gather_works, probe=_gather_probe),
     "read_words": Family(_read_words, _read_words_works),
 }

@@ -10,7 +10,7 @@ import numpy as np
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.inputs import LeftState
 from vkmoe.kernels.norms import twins
 from vkmoe.kernels.norms.operations import NormedPart, norm_residual, rms_norm
@@ -126,7 +126,26 @@ def _norm_residual_works(setup: Setup) -> Iterator[Work]:
         yield Work(f"{len(normed)} parts of {width}, normed and added", n_bytes, case.run)
 
 
+def _rms_norm_probe(used: Used) -> RmsNormCase:
+    return RmsNormCase(used.tuning, used.numbers["width"], eps=used.numbers["eps"])
+
+
+def _norm_residual_probe(used: Used) -> NormResidualCase:
+    numbers = used.numbers
+    normed = [numbers["a_gain"] != 0, numbers["b_gain"] != 0][: numbers["n_parts"]]
+    return NormResidualCase(
+        used.tuning,
+        4 * numbers["row_vec4s"],
+        tuple(normed),
+        scaled=numbers["scale"] != 0,
+        leaves=numbers["gain"] != 0,
+        eps=numbers["eps"],
+    )
+
+
 FAMILIES = {
-    "rms_norm": Family(_rms_norm, _rms_norm_works, "reduce_suffix"),
-    "norm_residual": Family(_norm_residual, _norm_residual_works, "reduce_suffix"),
+    "rms_norm": Family(_rms_norm, _rms_norm_works, "reduce_suffix", _rms_norm_probe),
+    "norm_residual": Family(
+        _norm_residual, _norm_residual_works, "reduce_suffix", _norm_residual_probe
+    ),
 }

@@ -6,6 +6,7 @@ Rows of a cache that were never written are poisoned, and so are the inert rows 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -29,12 +30,13 @@ from vkmoe.kernels.attention.cases import (
     qwen3_shape,
     seen_bytes,
     shapes_of,
+    shortened,
 )
 from vkmoe.kernels.attention.layers import GivenRows, layer_of
 from vkmoe.kernels.attention.shapes import AttentionShape, Shape
 from vkmoe.kernels.comparison import Checks, Inputs, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work
 from vkmoe.kernels.prompt_attention.operations import PromptTensors, choose_tiling
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS
@@ -195,6 +197,32 @@ def _chunks(setting: Setting, shape: Shape, runner: Runner) -> Checks:
     return checks
 
 
+# ----- what a model uses -----
+
+
+@dataclass(frozen=True)
+class PromptProbe:
+    """Checks rows of two prompts at the end of a context."""
+
+    shape: Shape
+    tuning: Tuning
+
+    def run(self, runner: Runner) -> Checks:
+        """Compare them in one batch."""
+        first = max(0, self.shape.context - PROMPT_ROWS)
+        rows = range(first, min(first + 24, self.shape.context))
+        filled = slice(first) if self.shape.appends else slice(None)
+        case, checks = Prompts(runner, self.shape, self.tuning, PROMPT_ROWS, filled), Checks()
+        positions = [*rows, *rows[:8]]
+        case.step(case.draw(positions, [0] * len(rows) + [1] * len(rows[:8])), checks)
+        return checks
+
+
+def _prompts_probe(used: Used) -> PromptProbe:
+    """Compare what appends rows and what attends, which follow each other."""
+    return PromptProbe(shortened(used.mixer.shape), used.tuning)
+
+
 # ----- what is measured -----
 
 
@@ -234,7 +262,7 @@ def _at_the_end(shape: Shape, tuning: Tuning, runner: Runner) -> Checks:
 
 
 FAMILIES = {
-    "append_rows": Family(_prompts, _prompts_works, "walk_suffix"),
-    "append_latent_rows": Family(_latent_prompts, _prompts_works, "walk_suffix"),
-    "prompt_attention": Family(_prompt_attention, _prompts_works, "walk_suffix"),
+    "append_rows": Family(_prompts, _prompts_works, "walk_suffix", _prompts_probe),
+    "append_latent_rows": Family(_latent_prompts, _prompts_works, "walk_suffix", _prompts_probe),
+    "prompt_attention": Family(_prompt_attention, _prompts_works, "walk_suffix", _prompts_probe),
 }

@@ -19,7 +19,8 @@ from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
+from vkmoe.kernels.experts.operations import NO_WORD
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.matmul.operations import TILE_HEADER_WORDS, TILE_WORDS
 from vkmoe.kernels.memory.operations import GROUP_BYTES as COPIED_BYTES
 from vkmoe.kernels.prompt_experts import twins
@@ -365,6 +366,30 @@ def _combine_rows(setting: Setting) -> Iterator[Trial]:
     yield trial(*cases)
 
 
+# ----- what a model uses -----
+
+
+def _expert_tiles_probe(used: Used) -> TilesCase:
+    """Compare what clears too: both are of one pipeline."""
+    numbers = used.numbers
+    rows = RowsInUse(RouterShape(numbers["n_experts"], numbers["n_used"]), 77, 71)
+    brings, picks = numbers["n_places"] != 0, numbers["picks"] != 0
+    columns = numbers["tile_columns"]
+    return TilesCase(used.tuning, rows, columns, clears=True, brings=brings, picks=picks)
+
+
+def _bring_experts_probe(used: Used) -> BringCase:
+    return BringCase(used.tuning, 2 * COPIED_BYTES + 16 * 67, 8, 3, 1, 1)
+
+
+def _combine_rows_probe(used: Used) -> CombineCase:
+    numbers, n_used = used.numbers, used.numbers["n_used"]
+    rows = RowsInUse(RouterShape(4 * n_used, n_used, shared_gate=True), 5, 3)
+    gated = numbers["weight_word"] != NO_WORD if numbers["shared"] else None
+    how = (numbers[name] != 0 for name in ("partial", "picks", "adds"))
+    return CombineCase(used.tuning, rows, 4 * numbers["row_vec4s"], gated, *how)
+
+
 # ----- what is measured -----
 
 
@@ -402,7 +427,7 @@ def _prompts_of_model(setup: Setup) -> Iterator[RowsInUse]:
 
 
 FAMILIES = {
-    "expert_tiles": Family(_expert_tiles, _expert_tiles_works),
-    "bring_experts": Family(_bring_experts, _bring_experts_works),
-    "combine_rows": Family(_combine_rows, _combine_rows_works),
+    "expert_tiles": Family(_expert_tiles, _expert_tiles_works, probe=_expert_tiles_probe),
+    "bring_experts": Family(_bring_experts, _bring_experts_works, probe=_bring_experts_probe),
+    "combine_rows": Family(_combine_rows, _combine_rows_works, probe=_combine_rows_probe),
 }

@@ -20,7 +20,7 @@ from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.recurrent import twins
 from vkmoe.kernels.recurrent.operations import (
     DeltaMemory,
@@ -66,15 +66,15 @@ class DeltaCase:
     def run(self, runner: Runner) -> Checks:
         """Compare with the twin, then with the bits that the rows have one at a time."""
         checks = Checks()
-        found = self._texts(runner, checks, self.cuts)
+        found = self.compare_texts(runner, checks, self.cuts)
         single = [cut for n, m in self.cuts for cut in (*[(1, 0)] * n, *[(0, 1)] * m)]
         with Runner(runner.device) as other:
-            alone = self._texts(other, Checks(), single)
+            alone = self.compare_texts(other, Checks(), single)
         for row, words in found.items():
             checks.equal(f"row {row}, alone", words, alone[row])
         return checks
 
-    def _texts(
+    def compare_texts(
         self, runner: Runner, checks: Checks, cuts: Sequence[tuple[int, int]]
     ) -> dict[tuple[int, int], Words]:
         """Run both texts; returns what comes out of each row, by region and position."""
@@ -347,8 +347,36 @@ def _gate_works(setup: Setup) -> Iterator[Work]:
         yield Work(f"gates of {shape.n_heads} heads", 12 * shape.out_words, case.run)
 
 
+# ----- what a model uses -----
+
+
+@dataclass(frozen=True)
+class DeltaProbe:
+    """Checks two texts in one batch, each from its beginning on."""
+
+    case: DeltaCase
+
+    def run(self, runner: Runner) -> Checks:
+        """Compare all that it leaves."""
+        checks = Checks()
+        self.case.compare_texts(runner, checks, self.case.cuts)
+        return checks
+
+
+def _delta_probe(used: Used) -> DeltaProbe:
+    """Compare both kernels: the second reads what the first leaves."""
+    mixer = used.mixer
+    return DeltaProbe(DeltaCase(used.tuning, mixer.shape, mixer.split, cuts=((4, 2),)))
+
+
+def _gate_probe(used: Used) -> GateCase:
+    numbers, normed = used.numbers, used.numbers["gain"] != 0
+    gate: Gate = "silu" if numbers["is_silu"] else "sigmoid"
+    return GateCase(used.tuning, used.groups[0], numbers["head_dim"], gate, normed)
+
+
 FAMILIES = {
-    "delta_inputs": Family(_delta, _delta_works, "reduce_suffix"),
-    "delta_step": Family(_step, _delta_works),
-    "gate_heads": Family(_gates, _gate_works, "reduce_suffix"),
+    "delta_inputs": Family(_delta, _delta_works, "reduce_suffix", _delta_probe),
+    "delta_step": Family(_step, _delta_works, probe=_delta_probe),
+    "gate_heads": Family(_gates, _gate_works, "reduce_suffix", _gate_probe),
 }

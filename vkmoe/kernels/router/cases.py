@@ -6,7 +6,7 @@ Ids, addresses and logs must be equal; weights are within rounding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 
@@ -17,10 +17,14 @@ from vkmoe.gpu.program import memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Work, trial
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.inputs import normal
 from vkmoe.kernels.router import twins
 from vkmoe.kernels.router.operations import (
+    GATHER,
+    RENORMALISE,
+    SHARED_GATE,
+    SIGMOID,
     ExpertNumbers,
     Landing,
     RouterShape,
@@ -181,6 +185,45 @@ def _router_topk(setting: Setting) -> Iterator[Trial]:
     )
 
 
+# ----- what a model uses -----
+
+
+@dataclass(frozen=True)
+class RouterProbe:
+    """Checks a model's router, with random numbers for its experts where it has some."""
+
+    tuning: Tuning
+    shape: RouterShape
+    n_landing: int
+    gather: bool
+    biased: bool
+    scaled: bool
+
+    def run(self, runner: Runner) -> Checks:
+        """Compare random logits, and some with ties."""
+        n, (tuning, shape) = self.shape.n_experts, (self.tuning, self.shape)
+        bias, scales = random_bias(n) if self.biased else None, random_scales(n)
+        case = RouterCase(tuning, shape, self.n_landing, self.gather, bias)
+        return (replace(case, output_scales=scales) if self.scaled else case).run(runner)
+
+
+def _router_topk_probe(used: Used) -> RouterProbe:
+    numbers = used.numbers
+    flags = numbers["flags"]
+    shape = RouterShape(
+        numbers["n_experts"],
+        numbers["n_used"],
+        "sigmoid" if flags & SIGMOID else "softmax",
+        renormalise=flags & RENORMALISE != 0,
+        scale=numbers["scale"],
+        shared_gate=flags & SHARED_GATE != 0,
+        n_groups=numbers["n_groups"],
+        n_groups_used=numbers["n_groups_used"],
+    )
+    given = (numbers[name] != 0 for name in ("selection_bias", "output_scales"))
+    return RouterProbe(used.tuning, shape, numbers["n_landing"], flags & GATHER != 0, *given)
+
+
 # ----- what is measured -----
 
 
@@ -191,4 +234,6 @@ def _router_topk_works(setup: Setup) -> Iterator[Work]:
     yield Work(f"router top {router.n_used} of {router.n_experts}", 4 * router.n_logits, case.run)
 
 
-FAMILIES = {"router_topk": Family(_router_topk, _router_topk_works, "reduce_suffix")}
+FAMILIES = {
+    "router_topk": Family(_router_topk, _router_topk_works, "reduce_suffix", _router_topk_probe)
+}

@@ -1,0 +1,212 @@
+"""Decides with which kernels a model runs: those that compute as their twins do.
+
+Owns what is remembered of a device: the pipelines that have passed. One that failed is compared
+anew at each load, so that nothing but a right result is ever believed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from vkmoe.canary.programs import Comparison, comparisons
+from vkmoe.cpu.variants import has_cpu
+from vkmoe.errors import DeviceLostError, GpuError, MiscompiledError, OutOfMemoryError
+from vkmoe.facts import DeviceInfo
+from vkmoe.gpu.backend import N_COMPILERS
+from vkmoe.gpu.device import Device
+from vkmoe.gpu.runner import Runner
+from vkmoe.interrupts import at_checkpoints, result_of
+from vkmoe.kernels.tuning import Tuning, plainer
+from vkmoe.models import ModelFile
+from vkmoe.placement import remembered
+from vkmoe.placement.decide import Decision
+
+log = logging.getLogger("vkmoe")
+LONG_S = 1.0  # after which the user is told what takes so long
+MOST_PASSED = 8192  # keys that are remembered, the newest first
+_remembering = threading.Lock()  # models may load at the same time
+
+Decide = Callable[[Tuning], Decision]
+
+
+def passing(device: Device, model: ModelFile, tuning: Tuning, decide: Decide) -> Decision:
+    """Return the decision on the nearest tuning whose kernels compute as their twins do.
+
+    To be called before anything is allocated. Devices that run no shaders are taken as they are:
+    no driver compiles their kernels. Raises MiscompiledError where no tuning is right, other
+    GpuErrors, and what `decide` raises.
+    """
+    decision = decide(tuning)
+    if not device.info.is_vulkan:
+        return decision
+    with at_checkpoints():
+        return _Search(device, model).nearest(decision, decide)
+
+
+class State(NamedTuple):
+    """Counts the kernels that a model uses, and how many have passed on a device."""
+
+    n_kernels: int
+    n_passed: int
+
+
+def state_of(device: DeviceInfo, model: ModelFile, decision: Decision) -> State:
+    """Say how much of a model has passed on a device. Compares nothing."""
+    keys = [key for each in comparisons(model, decision) for key in each.keys]
+    passed = set(_passed(device))
+    return State(len(keys), sum(key in passed for key in keys))
+
+
+# ----- what is remembered -----
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """Is what a file has."""
+
+    kernels: tuple[str, ...]  # keys, the newest first
+
+
+def _passed(device: DeviceInfo) -> tuple[str, ...]:
+    """Return the keys of what has passed on a device; of a file that does not fit, nothing."""
+    try:
+        return remembered.read(device, "canary", _Passed).kernels
+    except (OSError, remembered.Misfit):
+        return ()  # all is compared again, and the file is written anew
+
+
+def _remember(device: DeviceInfo, keys: Sequence[str]) -> None:
+    with _remembering:
+        kernels = tuple(dict.fromkeys((*keys, *_passed(device))))[:MOST_PASSED]
+        try:
+            remembered.write(device, "canary", _Passed(kernels))
+        except OSError as error:
+            log.info("what has passed cannot be remembered: %s", error.strerror)
+
+
+# ----- what is compared -----
+
+
+class _Failure(NamedTuple):
+    """Names kernels that are wrong, and says where."""
+
+    variants: tuple[str, ...]
+    where: str
+
+    def __str__(self) -> str:
+        return f"{' or '.join(self.variants)}: {self.where}"
+
+
+class _Search:
+    """Compares the kernels of one tuning after another, each kernel once."""
+
+    def __init__(self, device: Device, model: ModelFile) -> None:
+        self._device, self._model = device, model
+        self._passed = set(_passed(device.info))
+        self._failed: dict[str, _Failure] = {}  # by key
+
+    def nearest(self, decision: Decision, decide: Decide) -> Decision:
+        """Find a decision whose kernels are right, from one that is best if they are."""
+        failures = self._failures(decision)
+        first = list(dict.fromkeys(failures.values()))
+        for change in plainer(decision.tuning):
+            if not failures:
+                break
+            other = decide(change(decision.tuning))
+            if self._known_failures(other).keys() < failures.keys():
+                decision, failures = other, self._failures(other)
+        if failures:
+            raise self._refusal(list(dict.fromkeys(failures.values())))
+        for failure in first:
+            log.warning(
+                "%s computes wrongly with the driver %s: %s; plainer kernels are used in its place"
+                " (update the driver; `vkmoe selftest` tells more)",
+                self._device.info.name,
+                self._device.info.driver,
+                failure,
+            )
+        return decision
+
+    def _failures(self, decision: Decision) -> dict[str, _Failure]:
+        """Compare what has not been compared; returns all that is wrong, by key."""
+        wanted = comparisons(self._model, decision)
+        unknown = [x for x in wanted if not x.keys <= self._passed | self._failed.keys()]
+        if unknown:
+            self._compare(unknown)
+        return {key: self._failed[key] for x in wanted for key in x.keys if key in self._failed}
+
+    def _known_failures(self, decision: Decision) -> dict[str, _Failure]:
+        keys = (key for each in comparisons(self._model, decision) for key in each.keys)
+        return {key: self._failed[key] for key in keys if key in self._failed}
+
+    def _compare(self, unknown: Sequence[Comparison]) -> None:
+        """Compare kernels, several at a time: drivers take long to compile them."""
+        passed = list[str]()
+        for compared, failure in _progressing(self._results(unknown), len(unknown)):
+            if failure is None:
+                passed += compared.keys
+            else:
+                self._failed |= dict.fromkeys(compared.keys, failure)
+        self._passed |= set(passed)
+        if passed:
+            _remember(self._device.info, sorted(passed))
+
+    def _results(self, unknown: Sequence[Comparison]) -> Iterator[_Result]:
+        pool = ThreadPoolExecutor(N_COMPILERS, "canary")
+        try:
+            for job in [pool.submit(self._result, each) for each in unknown]:
+                yield result_of(job)
+        finally:  # after Ctrl-C or a failure: what has not begun is dropped
+            pool.shutdown(cancel_futures=True)
+
+    def _result(self, compared: Comparison) -> _Result:
+        """Compare once. A driver that refuses to compile a kernel, or hangs, is wrong too."""
+        try:
+            # What a wrong kernel leaves may be anything; the comparison must come to its end.
+            with Runner(self._device) as runner, np.errstate(all="ignore"):
+                worst = compared.probe.run(runner).worst
+        except OutOfMemoryError:
+            raise
+        except DeviceLostError as error:
+            raise self._refusal([_Failure(compared.variants, str(error))]) from error
+        except GpuError as error:
+            return _Result(compared, _Failure(compared.variants, str(error)))
+        failure = None if worst.ok else _Failure(compared.variants, worst.what + worst.where)
+        return _Result(compared, failure)
+
+    def _refusal(self, failures: Sequence[_Failure]) -> MiscompiledError:
+        info = self._device.info
+        others = "another device (--device cpu)" if has_cpu() else "another device (--device)"
+        return MiscompiledError(
+            f"{info.name} computes wrongly with the driver {info.driver}: "
+            f"{'; '.join(map(str, failures))}; there is no plainer kernel that is right",
+            f"update the driver, or take {others}; `vkmoe selftest` tells more, and --no-canary "
+            "runs the model all the same",
+        )
+
+
+class _Result(NamedTuple):
+    compared: Comparison
+    failure: _Failure | None
+
+
+def _progressing(results: Iterator[_Result], n_all: int) -> Iterator[_Result]:
+    """Yield results; where they take long, say so once."""
+    began, told = time.monotonic(), False
+    for n_done, result in enumerate(results, start=1):
+        yield result
+        if not told and time.monotonic() - began > LONG_S and n_done < n_all:
+            told = True
+            log.info(
+                "comparing the model's kernels with NumPy, once for each driver: %d of %d done",
+                n_done,
+                n_all,
+            )

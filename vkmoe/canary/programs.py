@@ -1,0 +1,243 @@
+"""Builds the programs of a model before there is any memory for them, and lists their pipelines.
+
+Of layers that are alike one is taken. A pipeline is what a driver compiles: a SPIR-V module with
+its constants. Programs of other sizes than these have no other pipelines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from vkmoe.batch import BatchKind
+from vkmoe.experts.store.table import N_VERSIONS, table_shape
+from vkmoe.facts import LayerSpec, MemoryPlan, ModelSpec
+from vkmoe.gpu.device import spirv_words
+from vkmoe.gpu.kernels import KERNELS
+from vkmoe.gpu.program import Dispatch, Program
+from vkmoe.kernels.attention.shapes import AttentionShape
+from vkmoe.kernels.experts.operations import BOTH, GATE_ONLY
+from vkmoe.kernels.families import FAMILIES
+from vkmoe.kernels.family import Probe, Used, Variant
+from vkmoe.kernels.prompt_experts.operations import BroughtPlaces
+from vkmoe.kernels.tuning import Tuning
+from vkmoe.models import ModelFile
+from vkmoe.models.ahead import AheadDecoder, DraftDecoder
+from vkmoe.models.decoder import Decoder
+from vkmoe.models.kv_caches import KvAddresses
+from vkmoe.models.tensors import FeedForwardTensors, LayerTensors
+from vkmoe.models.trunk_tensors import FileMatrix
+from vkmoe.models.weights import AheadWeights, ModelWeights, with_slots
+from vkmoe.models.workspace import FEW_ROWS, AttentionKernels, MixerKernels
+from vkmoe.placement.decide import Decision
+from vkmoe.weights.outline import Outline
+
+# Push constants that say which ways through a kernel are taken; addresses, by whether they are 0.
+_LENGTHS = ("n_blocks", "width", "row_vec4s", "n_used", "flags", "clears", "picks")
+_CHOICES = (
+    *("span", "bias", "gain", "scale", "a_gain", "b_gain", "n_partials", "x_stride"),
+    *("selection_bias", "output_scales", "n_places", "q_gain", "sinks", "window"),
+)
+
+
+class Comparison(NamedTuple):
+    """Holds a case that compares kernels of a model, what these are called, and their keys."""
+
+    probe: Probe
+    variants: tuple[str, ...]
+    keys: frozenset[str]
+
+
+def comparisons(model: ModelFile, decision: Decision) -> list[Comparison]:
+    """List what compares all kernels that the model's programs may run on a decision's device."""
+    keys: dict[Probe, dict[str, str]] = {}  # and the variant of each
+    seen = set[str]()
+    for program, mixers in _programs(model, decision):
+        dispatches = program.dispatches()
+        for index, command in enumerate(dispatches):
+            key = key_of(command)
+            if key not in seen:
+                seen.add(key)
+                used = _used(dispatches, index, decision.tuning, mixers)
+                make = FAMILIES[used.variant.family].probe
+                assert make is not None, f"no probe of {command.variant}"
+                keys.setdefault(make(used), {})[key] = command.variant
+    return [
+        Comparison(probe, tuple(dict.fromkeys(found.values())), frozenset(found))
+        for probe, found in keys.items()
+    ]
+
+
+def key_of(command: Dispatch) -> str:
+    """Name a pipeline and the ways through it that a dispatch takes; no other has this name."""
+    numbers = KERNELS[command.kernel].numbers_of(command.push, command.constants)
+    lengths = [numbers.get(name) for name in _LENGTHS]
+    choices = [bool(numbers.get(name)) for name in _CHOICES]
+    facts = (command.constants, command.subgroup_size, lengths, choices)
+    return hashlib.sha256(_hash(spirv_words(command.variant)) + repr(facts).encode()).hexdigest()[
+        :16
+    ]
+
+
+@cache
+def _hash(words: bytes) -> bytes:
+    return hashlib.sha256(words).digest()
+
+
+def _used(
+    dispatches: Sequence[Dispatch], index: int, tuning: Tuning, mixers: Sequence[MixerKernels]
+) -> Used:
+    """Describe a dispatch for its probe; gates and ups of two types follow each other."""
+    command = dispatches[index]
+    numbers = KERNELS[command.kernel].numbers_of(command.push, command.constants)
+    gate = up = command.weight_type
+    if (which := numbers.get("pass", BOTH)) != BOTH:
+        other = dispatches[index + (1 if which == GATE_ONLY else -1)].weight_type
+        gate, up = (gate, other) if which == GATE_ONLY else (other, up)
+    layer = command.mark.layer
+    return Used(
+        Variant.parse(command.variant),
+        numbers,
+        command.groups,
+        command.subgroup_size,
+        tuning,
+        (gate, up),
+        None if layer is None else mixers[layer],
+    )
+
+
+# ----- programs -----
+
+
+class _OfLayers(NamedTuple):
+    """Holds a program, and the kernels of its layers' attention or delta rule."""
+
+    program: Program
+    mixers: tuple[MixerKernels, ...]
+
+
+def _programs(model: ModelFile, decision: Decision) -> Iterator[_OfLayers]:
+    """Build all programs whose kernels may differ."""
+    plan = decision.plan
+    whole = model.guessing() if plan.n_guesses else model
+    model, n_cpu_layers = _of_each_kind(whole, plan)
+    outline, shape = Outline(), table_shape(model.spec)
+    table = outline.range(N_VERSIONS * shape.n_bytes)
+    weights, ahead = outline.model(model.tensors, table, n_cpu_layers)
+    weights = _with_slots(outline, model.spec, weights, plan)
+    for n_positions in _contexts(decision):
+        mixers = {
+            mixer: x.of_context(n_positions) for mixer, x in decision.workspace.mixers.items()
+        }
+        yield from _of_context(model.spec, decision, weights, ahead, outline, mixers)
+
+
+def _contexts(decision: Decision) -> set[int]:
+    """List the positions of caches with which kernels may differ: rings are whole at first."""
+    plan, kinds = decision.plan, decision.workspace.mixers.values()
+    shapes = [kernels.shape for kernels in kinds]
+    if not any(isinstance(shape, AttentionShape) and shape.ring for shape in shapes):
+        return {plan.ctx_size}
+    return {plan.ctx_size, plan.first_positions or plan.ctx_size}
+
+
+def _of_context(
+    spec: ModelSpec,
+    decision: Decision,
+    weights: ModelWeights,
+    ahead: AheadWeights | None,
+    outline: Outline,
+    mixers: Mapping[Any, MixerKernels],
+) -> Iterator[_OfLayers]:
+    space, tuning, mode = decision.workspace, decision.tuning, decision.plan.mode
+    caches = _caches(outline, spec, decision.plan, mixers)
+    decoders: list[Decoder] = [Decoder(spec, tuning, weights, space, caches, mode)]
+    if ahead is not None:
+        kind = AheadDecoder if spec.drafter is None else DraftDecoder
+        of_ahead = spec.of_ahead
+        caches = _caches(outline, of_ahead, decision.plan, mixers)
+        guessing = kind(of_ahead, tuning, ahead.model, space, caches, ahead=ahead)
+        decoders += [guessing, replace(guessing, follows=True)]
+    for decoder in decoders:
+        of_layers = tuple(mixers[layer.mixer] for layer in decoder.spec.layers)
+        for batch in _kinds(decision):
+            program = decoder.program(batch)
+            decoder.close_program(program)
+            yield _OfLayers(program, of_layers)
+
+
+def _kinds(decision: Decision) -> Iterator[BatchKind]:
+    """List kinds of batches: the head of a prompt may run for few rows or for several."""
+    space = decision.workspace
+    for n_rows in space.row_sizes["decode"]:
+        yield BatchKind("decode", n_rows, n_rows)
+    for n_rows in space.row_sizes["prompt"][-1:]:
+        for n_logits in FEW_ROWS:
+            if n_logits <= min(n_rows, space.logits.n_rows):
+                yield BatchKind("prompt", n_rows, n_logits)
+
+
+def _caches(
+    outline: Outline, spec: ModelSpec, plan: MemoryPlan, mixers: Mapping[Any, MixerKernels]
+) -> tuple[KvAddresses, ...]:
+    """Describe caches of each layer of its own, even where they are another's."""
+    found = []
+    for layer in spec.layers:
+        kernels, rope, n_positions = mixers[layer.mixer], layer.mixer.rope, 0
+        sizes = kernels.state_bytes
+        if isinstance(kernels, AttentionKernels):
+            n_positions, sizes = kernels.shape.context, kernels.shape.cache_bytes
+        places = tuple(outline.take(plan.n_regions * n_bytes) for n_bytes in sizes)
+        angles = outline.take(4 * rope.dim * n_positions) if rope else 0
+        found.append(KvAddresses(n_positions, plan.n_regions, angles, places))
+    return tuple(found)
+
+
+def _with_slots(
+    outline: Outline, spec: ModelSpec, weights: ModelWeights, plan: MemoryPlan
+) -> ModelWeights:
+    """Say that experts may also lie in slots, and where they are brought to, as a plan has it."""
+    if spec.experts is None:
+        return weights
+    slots = [(outline.range(n_bytes),) for n_bytes in weights.span_bytes]
+    places, n_experts = None, spec.experts.n_experts
+    if plan.brought_places:
+        n_bytes = max(weights.span_bytes)
+        memory = outline.take(2 * plan.brought_places * n_bytes)
+        places = BroughtPlaces(memory, n_bytes, plan.brought_places, n_experts)
+    of_layer = slots.__getitem__
+    return with_slots(weights, of_layer, of_layer, table_shape(spec).n_landing, places)
+
+
+# ----- layers that are alike -----
+
+
+def _of_each_kind(model: ModelFile, plan: MemoryPlan) -> tuple[ModelFile, int]:
+    """Return the model with one layer of each kind, and count those whose experts the CPU has."""
+    spec, tensors = model.spec, model.tensors
+    if spec.input_width:  # their matrices have rows for all layers
+        return model, plan.cpu_layers
+    by_cpu = spec.moe_layers[: plan.cpu_layers]
+    kinds: dict[tuple[object, ...], int] = {}
+    for index, (layer, of_file) in enumerate(zip(spec.layers, tensors.layers, strict=True)):
+        kinds.setdefault((_kind(layer, of_file), index in by_cpu), index)
+    chosen = list(kinds.values())
+    layers = tuple(spec.layers[index] for index in chosen)
+    few = replace(tensors, layers=tuple(tensors.layers[index] for index in chosen))
+    n_cpu_layers = sum(index in by_cpu for index in chosen)
+    return replace(model, spec=replace(spec, layers=layers), tensors=few), n_cpu_layers
+
+
+def _kind(layer: LayerSpec, tensors: LayerTensors) -> tuple[object, ...]:
+    """Describe a layer: what is alike in two layers has the same kernels."""
+    parts = (tensors.mixer, tensors.feed_forward, tensors.input, {"block": tensors.block})
+    return (layer, *((name, _form(part)) for of in parts for name, part in of.items()))
+
+
+def _form(part: object) -> object:
+    if isinstance(part, FeedForwardTensors):
+        return tuple((x.type, x.n_rows, x.n_columns) for x in (*part.matrices, *part.biases))
+    return (part.type, part.n_rows, part.n_columns) if isinstance(part, FileMatrix) else None
