@@ -60,7 +60,7 @@ class State(NamedTuple):
 
 def state_of(device: DeviceInfo, model: ModelFile, decision: Decision) -> State:
     """Say how much of a model has passed on a device. Compares nothing."""
-    keys = [key for each in comparisons(model, decision) for key in each.keys]
+    keys = [key for each in comparisons(model, decision) for key in each.kernels]
     passed = set(_passed(device))
     return State(len(keys), sum(key in passed for key in keys))
 
@@ -138,13 +138,13 @@ class _Search:
     def _failures(self, decision: Decision) -> dict[str, _Failure]:
         """Compare what has not been compared; returns all that is wrong, by key."""
         wanted = comparisons(self._model, decision)
-        unknown = [x for x in wanted if not x.keys <= self._passed | self._failed.keys()]
+        unknown = [x for x in wanted if not x.kernels.keys() <= self._passed | self._failed.keys()]
         if unknown:
             self._compare(unknown)
-        return {key: self._failed[key] for x in wanted for key in x.keys if key in self._failed}
+        return {key: self._failed[key] for x in wanted for key in x.kernels if key in self._failed}
 
     def _known_failures(self, decision: Decision) -> dict[str, _Failure]:
-        keys = (key for each in comparisons(self._model, decision) for key in each.keys)
+        keys = (key for each in comparisons(self._model, decision) for key in each.kernels)
         return {key: self._failed[key] for key in keys if key in self._failed}
 
     def _compare(self, unknown: Sequence[Comparison]) -> None:
@@ -152,9 +152,9 @@ class _Search:
         passed = list[str]()
         for compared, failure in _progressing(self._results(unknown), len(unknown)):
             if failure is None:
-                passed += compared.keys
+                passed += compared.kernels
             else:
-                self._failed |= dict.fromkeys(compared.keys, failure)
+                self._failed |= dict.fromkeys(compared.kernels, failure)
         self._passed |= set(passed)
         if passed:
             _remember(self._device.info, sorted(passed))

@@ -43,17 +43,29 @@ _CHOICES = (
 )
 
 
+class Pipeline(NamedTuple):
+    """Describes what a driver compiles."""
+
+    variant: str
+    constants: tuple[int, ...]
+    subgroup_size: int  # 0: the driver's choice
+
+
 class Comparison(NamedTuple):
-    """Holds a case that compares kernels of a model, what these are called, and their keys."""
+    """Holds a case that compares kernels of a model, and what these are, by their keys."""
 
     probe: Probe
-    variants: tuple[str, ...]
-    keys: frozenset[str]
+    kernels: Mapping[str, Pipeline]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Name the kernels."""
+        return tuple(dict.fromkeys(each.variant for each in self.kernels.values()))
 
 
 def comparisons(model: ModelFile, decision: Decision) -> list[Comparison]:
     """List what compares all kernels that the model's programs may run on a decision's device."""
-    keys: dict[Probe, dict[str, str]] = {}  # and the variant of each
+    found: dict[Probe, dict[str, Pipeline]] = {}
     seen = set[str]()
     for program, mixers in _programs(model, decision):
         dispatches = program.dispatches()
@@ -64,11 +76,9 @@ def comparisons(model: ModelFile, decision: Decision) -> list[Comparison]:
                 used = _used(dispatches, index, decision.tuning, mixers)
                 make = FAMILIES[used.variant.family].probe
                 assert make is not None, f"no probe of {command.variant}"
-                keys.setdefault(make(used), {})[key] = command.variant
-    return [
-        Comparison(probe, tuple(dict.fromkeys(found.values())), frozenset(found))
-        for probe, found in keys.items()
-    ]
+                pipeline = Pipeline(command.variant, command.constants, command.subgroup_size)
+                found.setdefault(make(used), {})[key] = pipeline
+    return [Comparison(probe, kernels) for probe, kernels in found.items()]
 
 
 def key_of(command: Dispatch) -> str:
@@ -216,7 +226,10 @@ def _with_slots(
 
 
 def _of_each_kind(model: ModelFile, plan: MemoryPlan) -> tuple[ModelFile, int]:
-    """Return the model with one layer of each kind, and count those whose experts the CPU has."""
+    """Return the model with one layer of each kind, and count those whose experts the CPU has.
+
+    The last layer is among them: there experts of few rows of a prompt are computed.
+    """
     spec, tensors = model.spec, model.tensors
     if spec.input_width:  # their matrices have rows for all layers
         return model, plan.cpu_layers
@@ -224,7 +237,7 @@ def _of_each_kind(model: ModelFile, plan: MemoryPlan) -> tuple[ModelFile, int]:
     kinds: dict[tuple[object, ...], int] = {}
     for index, (layer, of_file) in enumerate(zip(spec.layers, tensors.layers, strict=True)):
         kinds.setdefault((_kind(layer, of_file), index in by_cpu), index)
-    chosen = list(kinds.values())
+    chosen = sorted({*kinds.values(), spec.n_layers - 1})
     layers = tuple(spec.layers[index] for index in chosen)
     few = replace(tensors, layers=tuple(tensors.layers[index] for index in chosen))
     n_cpu_layers = sum(index in by_cpu for index in chosen)

@@ -256,9 +256,10 @@ def _use(used: Used) -> Use:
         word = numbers.get("weight_word", NO_WORD)
         slot = None if word == NO_WORD else 4  # any: it is a push constant
         return Use(1, 1, routed=False, weight_slot=slot, biased=biased)
-    n_slots, sparse = min(3, numbers["n_slots"]), numbers.get("sparse", 0) != 0
+    n_absent = int(numbers.get("sparse", 0) != 0)
+    n_slots = max(min(3, numbers["n_slots"]), 1 + n_absent)
     kept = (0,) if used.variant.family.endswith("_keep") else None
-    return Use(n_slots, n_slots, kept=kept, biased=biased, n_absent=int(sparse and n_slots > 1))
+    return Use(n_slots, n_slots, kept=kept, biased=biased, n_absent=n_absent)
 
 
 def _gate_up_probe(used: Used) -> GateUpCase:
