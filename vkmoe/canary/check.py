@@ -172,14 +172,14 @@ class _Search:
         try:
             # What a wrong kernel leaves may be anything; the comparison must come to its end.
             with Runner(self._device) as runner, np.errstate(all="ignore"):
-                worst = compared.probe.run(runner).worst
+                worst, ran = compared.probe.run(runner).worst, tuple(sorted(runner.variants))
         except OutOfMemoryError:
             raise
         except DeviceLostError as error:
             raise self._refusal([_Failure(compared.variants, str(error))]) from error
         except GpuError as error:
             return _Result(compared, _Failure(compared.variants, str(error)))
-        failure = None if worst.ok else _Failure(compared.variants, worst.what + worst.where)
+        failure = None if worst.ok else _Failure(ran, worst.what + worst.where)
         return _Result(compared, failure)
 
     def _refusal(self, failures: Sequence[_Failure]) -> MiscompiledError:

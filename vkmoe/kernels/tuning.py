@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from vkmoe.choices import Layout
@@ -26,11 +27,6 @@ _THREAD_TILE = Tile(8, _THREAD_ROWS, 16, 16)
 _MAX_WORKGROUP_SIZE = 256  # what reduce.glsl has room for
 _MAX_ROWS = 8  # beyond it compilers take seconds, or spill
 _MAX_LANE_ROWS = 512  # lanes times rows: what fits in 16 KiB of shared memory with all types
-
-
-_WITHOUT_SUBGROUPS: dict[str, Any] = {
-    **{"subgroup": False, "load_64bit": False, "subgroup_size": 0, "required_subgroup_size": 0}
-}
 
 
 @dataclass(frozen=True)
@@ -193,16 +189,21 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
 def plainer(tuning: Tuning) -> Iterator[Callable[[Tuning], Tuning]]:
     """Yield what makes kernels of a tuning plainer, for drivers that compile some wrongly.
 
-    Each change does without something, and none changes the kernels of all families but the last:
-    measured launches, products of f16, large tiles, several rows of a batch at once, subgroups in
-    attention, subgroups anywhere, the mapping itself.
+    Each change does without something, those before others that change more kernels: measured
+    launches, products of f16, large tiles, several rows of a batch at once, subgroups in attention,
+    subgroups anywhere, the mapping itself. With the mapping "blocks" what has no subgroups has code
+    that CPU drivers take minutes to compile; there the other mapping comes before it.
     """
-    yield lambda one: replace(one, launches=())
-    yield lambda one: replace(one, half_tiles=False)
-    yield lambda one: replace(one, own_tile=None)
-    yield lambda one: replace(one, most_columns=1)
-    yield lambda one: replace(one, subgroup_size=0)
-    yield lambda one: replace(one, **_WITHOUT_SUBGROUPS)
+    without: tuple[dict[str, Any], ...] = (
+        {"launches": ()},
+        {"half_tiles": False},
+        {"own_tile": None},
+        {"most_columns": 1},
+        {"subgroup_size": 0},
+    )
+    yield from (partial(replace, **fields) for fields in without)
+    if tuning.mapping == "lanes":
+        yield lambda one: replace(one, subgroup=False, subgroup_size=0, required_subgroup_size=0)
     other = _PLAIN_LANES if tuning.mapping == "blocks" else _PLAIN_BLOCKS
     yield lambda one: other
 

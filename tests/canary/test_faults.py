@@ -1,0 +1,140 @@
+"""A driver that miscompiles a kernel: the kernel is replaced or the device refused, and no model
+writes wrong text. Faults are planted in copies of the SPIR-V modules that the demo model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.canary.faults import Fault, chosen
+from tests.conftest import Lend
+from vkmoe.canary.check import passing
+from vkmoe.canary.programs import comparisons
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.errors import MiscompiledError
+from vkmoe.gpu import device as gpu
+from vkmoe.gpu.device import Device, spirv_words
+from vkmoe.kernels.tuning import Tuning, choose_tuning
+from vkmoe.llm.files import demo_model_path
+from vkmoe.models import ModelFile, open_model
+from vkmoe.placement.decide import Decision, decide
+
+pytestmark = pytest.mark.usefixtures("one_device")
+TOKENS = range(40, 64)
+N_FAULTS = 20
+# GPUs run other kernels than the drivers of CPUs; lavapipe runs these too.
+LIKE_A_GPU = Tuning("lanes", 64, 4, True, subgroup_size=8, rows_of_few=1, most_columns=4)
+
+
+class Modules:
+    """A folder of SPIR-V modules, in which one may have a fault for a while."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._sound = folder, gpu.spirv_folder()
+        for path in self._sound.glob("*.spv"):
+            (folder / path.name).symlink_to(path)
+
+    @contextmanager
+    def planted(self, variant: str, fault: Fault) -> Iterator[None]:
+        path, sound = self.folder / f"{variant}.spv", self._sound / f"{variant}.spv"
+        path.unlink()
+        path.write_bytes(fault.planted(sound.read_bytes()))
+        spirv_words.cache_clear()
+        try:
+            yield
+        finally:
+            path.unlink()
+            path.symlink_to(sound)
+            spirv_words.cache_clear()
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules]:
+    found = Modules(tmp_path)
+    monkeypatch.setattr(gpu, "spirv_folder", lambda: tmp_path)
+    yield found
+    spirv_words.cache_clear()
+
+
+class Demo(NamedTuple):
+    """The demo model on a device, in a tuning."""
+
+    device: Device
+    model: ModelFile
+    tuning: Tuning
+
+    def decide(self, tuning: Tuning) -> Decision:
+        return decide(EngineConfig(), self.model, self.device.info, tuning)
+
+    def passing(self) -> Decision:
+        return passing(self.device, self.model, self.tuning, self.decide)
+
+    def variants(self, decision: Decision) -> set[str]:
+        return {name for each in comparisons(self.model, decision) for name in each.variants}
+
+    def logits(self, tuning: Tuning) -> bytes:
+        """The bits of logits behind a prompt and behind tokens."""
+        with Engine(demo_model_path(), EngineConfig(canary=False), tuning=tuning) as engine:
+            engine.run_prompt(TOKENS)
+            bits = engine.full_logits().tobytes()
+            engine.run_tokens(TOKENS[:3], len(TOKENS))
+            return bits + engine.full_logits().tobytes()
+
+
+def outcome(demo: Demo, modules: Modules, variant: str, fault: Fault) -> str:
+    """Plant a fault and see what becomes of it: "refused", "replaced" or "harmless".
+
+    A fault is harmless where the model's logits are the same to the bit: in code for what the model
+    does not have. All else must be noticed.
+    """
+    with modules.planted(variant, fault):
+        try:
+            found = demo.passing()
+        except MiscompiledError as error:
+            assert variant in str(error) and demo.device.info.driver in str(error), str(error)
+            return "refused"
+        tuning = found.tuning
+        if tuning != demo.tuning and variant not in demo.variants(found):
+            return "replaced"
+        logits = demo.logits(tuning)
+    assert logits == demo.logits(tuning), f"{variant} passes with a fault: {fault.what}"
+    return "harmless" if tuning == demo.tuning else "replaced"
+
+
+def noticed(demo: Demo, modules: Modules, n: int, seed: int) -> list[str]:
+    """Plant faults in different kernels until `n` were refused or replaced."""
+    found = demo.passing()
+    assert found.tuning == demo.tuning, "the sound modules do not pass"
+    of_model = {name: spirv_words(name) for name in sorted(demo.variants(found))}
+    outcomes: list[str] = []
+    for variant, fault in chosen(of_model, 3 * n, seed):
+        outcomes.append(outcome(demo, modules, variant, fault))
+        if len(outcomes) - outcomes.count("harmless") == n:
+            return outcomes
+    raise AssertionError(f"too few faults do any harm: {outcomes}")
+
+
+@pytest.fixture
+def demo(lend_device: Lend) -> Iterator[Demo]:
+    with lend_device() as device, open_model(demo_model_path()) as model:
+        yield Demo(device, model, choose_tuning(device.info))
+
+
+def test_no_planted_fault_writes_text(demo: Demo, modules: Modules) -> None:
+    outcomes = noticed(demo, modules, N_FAULTS, seed=1)
+    assert {"refused", "replaced"} <= set(outcomes)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 5))
+@pytest.mark.parametrize("tuning", [None, LIKE_A_GPU], ids=["of a CPU driver", "like a GPU's"])
+def test_no_fault_of_many_writes_text(
+    demo: Demo, modules: Modules, tuning: Tuning | None, seed: int
+) -> None:
+    noticed(demo._replace(tuning=tuning or demo.tuning), modules, 2 * N_FAULTS, seed)
