@@ -5,12 +5,11 @@ writes wrong text. Faults are planted in copies of the SPIR-V modules that the d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.canary.conftest import Modules
 from tests.canary.faults import Fault, chosen
 from tests.conftest import Lend
 from vkmoe.canary.check import passing
@@ -18,7 +17,6 @@ from vkmoe.canary.programs import comparisons
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import MiscompiledError
-from vkmoe.gpu import device as gpu
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.llm.files import demo_model_path
@@ -30,36 +28,6 @@ TOKENS = range(40, 64)
 N_FAULTS = 20
 # GPUs run other kernels than the drivers of CPUs; lavapipe runs these too.
 LIKE_A_GPU = Tuning("lanes", 64, 4, True, subgroup_size=8, rows_of_few=1, most_columns=4)
-
-
-class Modules:
-    """A folder of SPIR-V modules, in which one may have a fault for a while."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._sound = folder, gpu.spirv_folder()
-        for path in self._sound.glob("*.spv"):
-            (folder / path.name).symlink_to(path)
-
-    @contextmanager
-    def planted(self, variant: str, fault: Fault) -> Iterator[None]:
-        path, sound = self.folder / f"{variant}.spv", self._sound / f"{variant}.spv"
-        path.unlink()
-        path.write_bytes(fault.planted(sound.read_bytes()))
-        spirv_words.cache_clear()
-        try:
-            yield
-        finally:
-            path.unlink()
-            path.symlink_to(sound)
-            spirv_words.cache_clear()
-
-
-@pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules]:
-    found = Modules(tmp_path)
-    monkeypatch.setattr(gpu, "spirv_folder", lambda: tmp_path)
-    yield found
-    spirv_words.cache_clear()
 
 
 class Demo(NamedTuple):

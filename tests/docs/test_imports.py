@@ -27,7 +27,7 @@ LAYERS = (
     ("models",),
     ("weights",),
     ("placement",),
-    ("catalogue", "execute", "generate"),
+    ("canary", "catalogue", "execute", "generate"),
     ("engine",),
     ("mode_trial", "view"),
     ("llm", "selftest"),

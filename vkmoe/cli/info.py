@@ -20,10 +20,11 @@ from vkmoe.config import EngineConfig
 from vkmoe.errors import UnsupportedModelError, VkmoeError
 
 if TYPE_CHECKING:
-    from vkmoe.facts import ExpertSpec, Mixer, ModelSpec, RopeSpec
+    from vkmoe.facts import DeviceInfo, ExpertSpec, Mixer, ModelSpec, RopeSpec
     from vkmoe.gguf_file import GgufFile
     from vkmoe.models import ModelFile
     from vkmoe.models.tensors import ModelTensors
+    from vkmoe.placement.decide import Decision
     from vkmoe.placement.remembered import Recalled
 
 _MIB = 1 << 20
@@ -110,8 +111,8 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
     tuning = with_measured(device, recalled)
     found = recall_speeds(device, Path(model.file.path), config.tuning)
     choosing = Choosing(lambda: found.speeds, corrections=found.corrections)
-    decided = decide_here(config, model, device, tuning, choosing)[0].plan
-    mode = decided.mode
+    decision = decide_here(config, model, device, tuning, choosing)[0]
+    decided, mode = decision.plan, decision.plan.mode
     lines = [f"plan          on device {device.index}: {device.name}"]
     for line in decided.lines:
         lines.append(
@@ -126,6 +127,8 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
         lines.append(f"guesses       {guesses}")
     lines.append(f"prompts       {tuning.tiles_text}")
     lines += _tuning_lines(recalled)
+    if device.is_vulkan:
+        lines.append(f"canary        {_canary(device, model, decision)}")
     if decided.sizing is not None:
         lines.append(sizing_line(decided.sizing))
     return [*lines, *idle_notes(config, decided)]
@@ -140,6 +143,17 @@ def _tuning_lines(recalled: Recalled) -> list[str]:
         return []
     first = f"tuning        {n_changed} of {n_all} measured kernels run otherwise than by default"
     return [first, *(f"  {row}" for row in tuning_lines(recalled.changes))]
+
+
+def _canary(device: DeviceInfo, model: ModelFile, decision: Decision) -> str:
+    """Say whether the device computes the model's kernels as NumPy does."""
+    from vkmoe.canary.check import state_of
+
+    n_kernels, n_passed = state_of(device, model, decision)
+    if n_passed == n_kernels:
+        return f"all {n_kernels} kernels of this model have passed with this driver"
+    others = f"{n_passed} of {n_kernels} kernels of this model have passed with this driver"
+    return f"{others}; the others are compared with NumPy when it is loaded"
 
 
 # ----- the shape of a model: attention, position, experts, routing, their types -----

@@ -1,0 +1,255 @@
+"""What is compared when, what is remembered, and what a user is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.canary.conftest import Modules
+from tests.canary.faults import F_MUL, F_SUB, Fault, faults
+from tests.conftest import Lend
+from tests.engine.tiny import model_path
+from tests.models.invented import TUNINGS
+from tests.needs import need_cpu
+from vkmoe.canary import check
+from vkmoe.canary.check import passing, state_of
+from vkmoe.canary.programs import Comparison, comparisons
+from vkmoe.config import EngineConfig
+from vkmoe.engine import Engine
+from vkmoe.errors import DeviceLostError, GpuError, MiscompiledError
+from vkmoe.gpu.device import Device, spirv_words
+from vkmoe.gpu.runner import Runner
+from vkmoe.kernels.comparison import Checks
+from vkmoe.kernels.tuning import Tuning, choose_tuning, plainer
+from vkmoe.llm import LLM
+from vkmoe.models import open_model
+from vkmoe.placement.decide import Decision, decide
+
+MODEL, OTHER = "moe_odd", "olmoe_one_kv_head"
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that are compared, in order."""
+    names: list[str] = []
+    results = check._Search._compare
+
+    def noting(search: Any, unknown: Sequence[Comparison]) -> None:
+        names.extend(name for each in unknown for name in each.variants)
+        results(search, unknown)
+
+    monkeypatch.setattr(check._Search, "_compare", noting)
+    return names
+
+
+def load(name: str = MODEL, **options: Any) -> Tuning:
+    """Load a model, and return the tuning that it runs with."""
+    with Engine(model_path(name), EngineConfig(**options)) as engine:
+        return engine.tuning
+
+
+def run(tuning: Tuning | None = None) -> tuple[Tuning, bytes]:
+    """Run a prompt and a token; return the tuning, and the bits of the logits."""
+    with Engine(model_path(MODEL), EngineConfig(), tuning=tuning) as engine:
+        engine.run_prompt(range(20))
+        engine.run_tokens([7], 20)
+        return engine.tuning, engine.full_logits().tobytes()
+
+
+def decision_of(device: Device, tuning: Tuning | None = None) -> Decision:
+    with open_model(model_path(MODEL)) as model:
+        return decide(EngineConfig(), model, device.info, tuning)
+
+
+def fault_in(variant: str, opcode: int) -> Fault:
+    """One that swaps the first instruction of a kind with another."""
+    what = f"opcode {opcode} swapped"
+    return next(each for each in faults(spirv_words(variant)) if each.what == what)
+
+
+# ----- what is remembered -----
+
+
+def test_kernels_are_compared_once(
+    one_device: None, canary: None, memory: Path, compared: list[str]
+) -> None:
+    """Another model has kernels of its own, and of those it shares no one is compared again."""
+    load()
+    first = list(compared)
+    assert {"finish", "router_topk"} <= set(first) and len(first) > 20
+    load()
+    assert compared == first
+    load(OTHER)
+    more = compared[len(first) :]
+    assert more and "finish" not in more
+
+
+def test_nothing_is_compared_where_it_is_not_wanted(
+    one_device: None, canary: None, memory: Path, compared: list[str]
+) -> None:
+    load(canary=False)
+    assert not compared and not memory.exists()
+
+
+def test_no_kernel_of_threads_is_compared(canary: None, memory: Path, compared: list[str]) -> None:
+    """No driver compiles these: they come compiled with vkmoe."""
+    need_cpu()
+    load(device="cpu")
+    assert not compared and not memory.exists()
+
+
+DAMAGED = (b"", b"{", b'{"kernels": 3}', b"\xff" * 99, b"[" * 99_999)
+
+
+@pytest.mark.parametrize("data", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_file_is_written_anew(
+    data: bytes, one_device: None, canary: None, memory: Path, compared: list[str]
+) -> None:
+    memory.write_bytes(data)
+    load()
+    n_compared = len(compared)
+    load()
+    assert n_compared > 20 and len(compared) == n_compared
+    assert len(json.loads(memory.read_bytes())["kernels"]) >= n_compared
+
+
+def test_a_file_that_cannot_be_written_costs_time_alone(
+    one_device: None, canary: None, memory: Path, compared: list[str]
+) -> None:
+    memory.mkdir()  # a folder is in its place
+    load()
+    n_compared = len(compared)
+    load()
+    assert len(compared) == 2 * n_compared > 40
+
+
+def test_another_driver_is_compared_anew(one_device: None, lend_device: Lend, memory: Path) -> None:
+    with lend_device() as device, open_model(model_path(MODEL)) as model:
+        made = passing(
+            device,
+            model,
+            choose_tuning(device.info),
+            lambda tuning: decide(EngineConfig(), model, device.info, tuning),
+        )
+        state = state_of(device.info, model, made)
+        assert state.n_passed == state.n_kernels > 20
+        info = device.info
+        for other in (replace(info, driver_info="99.9"), replace(info, name="another card")):
+            assert state_of(other, model, made).n_passed == 0
+
+
+def test_models_may_load_at_the_same_time(
+    one_device: None, canary: None, memory: Path, lend_device: Lend
+) -> None:
+    """Both remember what has passed, in one file."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(load, (MODEL, OTHER)))
+    with lend_device() as device:
+        for name in (MODEL, OTHER):
+            with open_model(model_path(name)) as model:
+                state = state_of(device.info, model, decide(EngineConfig(), model, device.info))
+                assert state.n_passed == state.n_kernels
+
+
+# ----- kernels that are wrong -----
+
+
+def test_a_device_is_refused_with_what_to_do(
+    one_device: None, canary: None, memory: Path, modules: Modules, lend_device: Lend
+) -> None:
+    """There is no other kernel that joins the largest logits."""
+    load()
+    variant = "candidates_merge"
+    with lend_device() as device, modules.planted(variant, fault_in(variant, F_SUB)):
+        with pytest.raises(MiscompiledError) as caught:
+            LLM(model_path(MODEL))
+        info = device.info
+        assert variant in str(caught.value) and info.name in str(caught.value)
+        assert info.driver in str(caught.value)
+        for words in ("--device", "update the driver", "--no-canary", "selftest"):
+            assert words in caught.value.hint
+        load(canary=False)  # all the same
+    load()  # the sound kernel is still known to be
+
+
+def test_a_kernel_is_replaced_by_a_plainer_one(
+    one_device: None,
+    canary: None,
+    memory: Path,
+    modules: Modules,
+    compared: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The text is that of the plainer tuning; later the wrong kernel alone is compared again."""
+    own, _ = run()
+    wrong = f"matvec.f32{own.dot_suffix}"
+    with modules.planted(wrong, fault_in(wrong, F_MUL)), caplog.at_level(logging.WARNING, "vkmoe"):
+        used, logits = run()
+        (record,) = caplog.records
+        assert wrong in record.getMessage() and "plainer" in record.getMessage()
+        compared.clear()
+        assert load() == used != own
+        assert set(compared) == {wrong}
+    assert run(used) == (used, logits)
+
+
+def test_a_kernel_that_does_not_compile_is_wrong(
+    one_device: None, canary: None, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, error = load(), GpuError("vkCreateComputePipelines failed", "", "VK_ERROR_UNKNOWN")
+    memory.unlink()
+    with failing(monkeypatch, f"matvec.f32{own.dot_suffix}", error):
+        assert load() != own
+
+
+def test_a_device_that_hangs_is_refused(
+    one_device: None, canary: None, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        failing(monkeypatch, "router_topk", DeviceLostError("the GPU did not finish in time")),
+        pytest.raises(MiscompiledError, match="router_topk: the GPU did not finish"),
+    ):
+        load()
+
+
+@contextmanager
+def failing(patch: pytest.MonkeyPatch, variant: str, error: GpuError) -> Iterator[None]:
+    """Let the comparison of a kernel end with an error."""
+    found = comparisons
+
+    class Failing:
+        def run(self, runner: Runner) -> Checks:
+            raise error
+
+    def some_failing(*given: Any) -> list[Comparison]:
+        return [
+            each._replace(probe=Failing()) if variant in each.variants else each
+            for each in found(*given)
+        ]
+
+    with patch.context() as patched:
+        patched.setattr(check, "comparisons", some_failing)
+        yield
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+def test_each_change_leads_to_plainer_kernels(tuning: Tuning, lend_device: Lend) -> None:
+    """Done one behind the other, they end with another mapping and no variant that has a suffix of
+    its own; programs can be made with each."""
+    changed, suffixes = tuning, set[str]()
+    with lend_device() as device:
+        for change in plainer(tuning):
+            changed = change(changed)
+            made = decision_of(device, changed)
+            assert made.tuning == changed
+            suffixes.add(changed.dot_suffix)
+    assert changed.mapping != tuning.mapping and len(suffixes) >= 2
+    assert not changed.half_tiles and not changed.launches and not changed.subgroup_size
