@@ -57,10 +57,25 @@ def test_so_does_every_way_of_running(drivers: Path, gpu: str, mode: str) -> Non
     _one_error(drivers, gpu, *MODES[mode])
 
 
-def _one_error(drivers: Path, gpu: str, *options: str) -> None:
+def _generate(drivers: Path, gpu: str, *options: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "vkmoe", "generate", "-p", "def", "-n", "2", *options]
     words, environment = command(drivers, gpu, program)
-    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "gpu", ["navi31", *(pytest.param(gpu, marks=pytest.mark.full) for gpu in OF_EACH_MAKER[1:])]
+)
+def test_a_device_that_computes_nothing_is_refused(drivers: Path, gpu: str) -> None:
+    """Its real compiler makes all kernels that are compared; none leaves anything."""
+    done = _generate(drivers, gpu)
+    assert done.returncode == 1 and not done.stdout.strip()
+    assert "computes wrongly with the driver" in done.stderr and "embed.q8_0" in done.stderr
+    assert "--no-canary" in done.stderr and "Traceback" not in done.stderr
+
+
+def _one_error(drivers: Path, gpu: str, *options: str) -> None:
+    done = _generate(drivers, gpu, "--no-canary", *options)
     assert done.returncode == 1 and not done.stdout.strip()
     assert "error: the GPU reported a finished token whose log was not written" in done.stderr
     assert "Traceback" not in done.stderr

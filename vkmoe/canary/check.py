@@ -31,6 +31,7 @@ from vkmoe.placement.decide import Decision
 
 log = logging.getLogger("vkmoe")
 LONG_S = 1.0  # after which the user is told what takes so long
+MOST_TOLD = 3  # kernels that are wrong
 MOST_PASSED = 8192  # keys that are remembered, the newest first
 _remembering = threading.Lock()  # models may load at the same time
 
@@ -117,7 +118,7 @@ class _Search:
         """Find a decision whose kernels are right, from one that is best if they are."""
         failures = self._failures(decision)
         first = list(dict.fromkeys(failures.values()))
-        for change in plainer(decision.tuning):
+        for change in plainer(decision.tuning) if self._passed else ():
             if not failures:
                 break
             other = decide(change(decision.tuning))
@@ -125,13 +126,11 @@ class _Search:
                 decision, failures = other, self._failures(other)
         if failures:
             raise self._refusal(list(dict.fromkeys(failures.values())))
-        for failure in first:
+        if first:
             log.warning(
-                "%s computes wrongly with the driver %s: %s; plainer kernels are used in its place"
-                " (update the driver; `vkmoe selftest` tells more)",
-                self._device.info.name,
-                self._device.info.driver,
-                failure,
+                "%s; plainer kernels are used in their place (update the driver; `vkmoe selftest` "
+                "tells more)",
+                self._wrong(first),
             )
         return decision
 
@@ -183,14 +182,18 @@ class _Search:
         return _Result(compared, failure)
 
     def _refusal(self, failures: Sequence[_Failure]) -> MiscompiledError:
-        info = self._device.info
         others = "another device (--device cpu)" if has_cpu() else "another device (--device)"
         return MiscompiledError(
-            f"{info.name} computes wrongly with the driver {info.driver}: "
-            f"{'; '.join(map(str, failures))}; there is no plainer kernel that is right",
+            f"{self._wrong(failures)}; no plainer kernels are right",
             f"update the driver, or take {others}; `vkmoe selftest` tells more, and --no-canary "
             "runs the model all the same",
         )
+
+    def _wrong(self, failures: Sequence[_Failure]) -> str:
+        """Say which kernels the device computes wrongly."""
+        info, told = self._device.info, "; ".join(map(str, failures[:MOST_TOLD]))
+        more = f"; and {len(failures) - MOST_TOLD} more" if len(failures) > MOST_TOLD else ""
+        return f"{info.name} computes wrongly with the driver {info.driver}: {told}{more}"
 
 
 class _Result(NamedTuple):
