@@ -214,6 +214,9 @@ class _Header(GgufFile):
     def numbers(self, key: str) -> npt.NDArray[np.generic]:
         return np.array(self.metadata[key])
 
+    def close(self) -> None:
+        """There is nothing to close."""
+
 
 class Described:
     """Describes a preset with all its layers, or so many, in any types."""
@@ -224,11 +227,17 @@ class Described:
             shape = replace(shape, n_layers=n_layers)
         self._path = Path(model)
         self._metadata = model_metadata(model, shape, "q4_k_m")
-        self._tensors = tensor_list(shape, "q4_k_m")
+        self._tensors = list(tensor_list(shape, "q4_k_m"))
 
     def file(self, kind: str, up: str = "") -> ModelFile:
         """Describe it with all matrices in a type, but those that stay float32; `up` in another."""
-        tensors = [_retyped(item, kind, up) for item in self._tensors]
+        return self._file([_retyped(item, kind, up) for item in self._tensors])
+
+    def as_quantised(self) -> ModelFile:
+        """Describe it in the types that Q4_K_M has."""
+        return self._file(self._tensors)
+
+    def _file(self, tensors: list[TensorInfo]) -> ModelFile:
         header = _Header(self._path, self._metadata, tensors)
         spec = read_spec(header)
         return ModelFile(header, spec, read_tensors(header, spec))

@@ -30,8 +30,8 @@ from vkmoe.placement import remembered
 from vkmoe.placement.decide import Decision
 
 log = logging.getLogger("vkmoe")
-LONG_S = 1.0  # after which the user is told what takes so long
-MOST_TOLD = 3  # kernels that are wrong
+LONG_S = 1.0  # after which the log says what takes so long
+MOST_NAMED = 3  # of the kernels that are wrong
 MOST_PASSED = 8192  # keys that are remembered, the newest first
 _remembering = threading.Lock()  # models may load at the same time
 
@@ -118,6 +118,7 @@ class _Search:
         """Find a decision whose kernels are right, from one that is best if they are."""
         failures = self._failures(decision)
         first = list(dict.fromkeys(failures.values()))
+        # A device of which nothing has ever passed computes nothing: others would take minutes.
         for change in plainer(decision.tuning) if self._passed else ():
             if not failures:
                 break
@@ -191,9 +192,9 @@ class _Search:
 
     def _wrong(self, failures: Sequence[_Failure]) -> str:
         """Say which kernels the device computes wrongly."""
-        info, told = self._device.info, "; ".join(map(str, failures[:MOST_TOLD]))
-        more = f"; and {len(failures) - MOST_TOLD} more" if len(failures) > MOST_TOLD else ""
-        return f"{info.name} computes wrongly with the driver {info.driver}: {told}{more}"
+        info, named = self._device.info, "; ".join(map(str, failures[:MOST_NAMED]))
+        more = f"; and {len(failures) - MOST_NAMED} more" if len(failures) > MOST_NAMED else ""
+        return f"{info.name} computes wrongly with the driver {info.driver}: {named}{more}"
 
 
 class _Result(NamedTuple):
@@ -203,11 +204,11 @@ class _Result(NamedTuple):
 
 def _progressing(results: Iterator[_Result], n_all: int) -> Iterator[_Result]:
     """Yield results; where they take long, say so once."""
-    began, told = time.monotonic(), False
+    began, is_logged = time.monotonic(), False
     for n_done, result in enumerate(results, start=1):
         yield result
-        if not told and time.monotonic() - began > LONG_S and n_done < n_all:
-            told = True
+        if not is_logged and time.monotonic() - began > LONG_S and n_done < n_all:
+            is_logged = True
             log.info(
                 "comparing the model's kernels with NumPy, once for each driver: %d of %d done",
                 n_done,
