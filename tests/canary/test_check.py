@@ -22,6 +22,7 @@ from tests.needs import need_cpu
 from vkmoe.canary import check
 from vkmoe.canary.check import passing, state_of
 from vkmoe.canary.programs import Comparison, comparisons
+from vkmoe.cli import main
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import DeviceLostError, GpuError, MiscompiledError
@@ -178,6 +179,21 @@ def test_a_device_is_refused_with_what_to_do(
             assert words in caught.value.hint
         load(canary=False)  # all the same
     load()  # the sound kernel is still known to be
+
+
+def test_a_command_writes_one_error_and_no_text(
+    one_device: None,
+    canary: None,
+    memory: Path,
+    modules: Modules,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with modules.planted("embed.q8_0", fault_in("embed.q8_0", F_MUL)):
+        code = main(["generate", "-p", "def", "-n", "3"])
+    done = capsys.readouterr()
+    assert code == 1 and not done.out and "Traceback" not in done.err
+    assert "computes wrongly with the driver" in done.err and "embed.q8_0" in done.err
+    assert "hint: update the driver" in done.err
 
 
 def test_a_kernel_is_replaced_by_a_plainer_one(

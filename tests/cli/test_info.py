@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.engine.tiny import model_path
 from tests.gpu.invented import DISCRETE_12
+from vkmoe.canary.check import passing
 from vkmoe.gpu import device
+from vkmoe.placement import remembered
 
 from .conftest import Run
 
@@ -107,3 +111,25 @@ def test_a_pool_without_effect_is_told(run: Run, card: None) -> None:
     assert done.out.splitlines()[-1] == (
         "--host-pool 8MiB has no effect: all experts are on the device"
     )
+
+
+def test_info_says_whether_the_device_has_passed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Loading a model compares its kernels; another one has some of its own."""
+    monkeypatch.setattr(
+        remembered, "remembered_path", lambda device, what="tuning": tmp_path / f"{what}.json"
+    )
+    line = re.compile(r"^canary        (.*)$", re.M)
+
+    def told(*model: str) -> str:
+        found = line.search(run("info", *model).out)
+        assert found is not None
+        return str(found[1])
+
+    assert re.match(r"0 of \d+ kernels .* compared with NumPy when it is loaded$", told())
+    monkeypatch.setattr("vkmoe.engine.passing", passing)
+    assert run("generate", "-p", "def", "-n", "1").code == 0
+    assert re.match(r"all \d+ kernels of this model have passed with this driver$", told())
+    assert re.match(r"[1-9]\d* of \d+ kernels of this model", told(str(model_path("moe_odd"))))
+    assert not line.search(run("info", "--device", "cpu").out)

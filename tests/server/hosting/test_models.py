@@ -13,11 +13,13 @@ import httpx
 import pytest
 
 from tests.server.conftest import Served, listening, serving
+from vkmoe.canary import check
 from vkmoe.config import EngineConfig
 from vkmoe.errors import VkmoeError
 from vkmoe.facts import MemoryPlan
 from vkmoe.llm import LLM
 from vkmoe.llm.engine_thread import EngineThread
+from vkmoe.placement import remembered
 from vkmoe.server.hosting.models import Hosted, Models
 from vkmoe.server.service import Service
 from vkmoe.server.settings import ServerSettings
@@ -123,6 +125,28 @@ def test_models_that_have_room_stay_and_the_least_recently_used_one_leaves() -> 
         assert ask(served, "c").status_code == 200
         assert states(models) == ["ready", "asleep", "ready"] and seen == [1, 2, 1]
         assert served.client.get("/v1/models").json()["data"][1]["status"] == {"value": "unloaded"}
+
+
+def test_kernels_are_compared_at_the_first_load_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both models are of one file, and each is loaded twice; requests meet no wrong kernel."""
+    compared, compare = list[int](), check._Search._compare
+
+    def counting(search: Any, unknown: Sequence[Any]) -> None:
+        compared.append(len(unknown))
+        compare(search, unknown)
+
+    monkeypatch.setenv("VKMOE_DEVICE", "vulkan")
+    monkeypatch.setattr(check._Search, "_compare", counting)
+    monkeypatch.setattr("vkmoe.engine.passing", check.passing)
+    monkeypatch.setattr(
+        remembered, "remembered_path", lambda device, what="tuning": tmp_path / f"{what}.json"
+    )
+    models = [hosted(name, load=lambda: LLM(None, ctx_size=256)) for name in "ab"]
+    with listening(Models(models)) as served:
+        texts = {ask(served, name).json()["choices"][0]["text"] for name in "abab"}
+    assert len(texts) == 1 and len(compared) == 1 and compared[0] > 20
 
 
 @pytest.mark.parametrize(("max_queue", "n_waiting"), [(0, 1), (2, 2)])
