@@ -144,18 +144,9 @@ class Engine(Closing):
                 known=info.is_uma,
                 corrections=known.corrections,
             )
-            tuning = tuning or tuning_for(info, config.tuning)
-
-            def decided(by: Tuning) -> Decision:
-                def of_mode(asked: EngineConfig) -> Decision:
-                    return decide(asked, self._opened, info, by, choosing, overlaps)
-
-                return decide_with(self._choice, config, of_mode)
-
-            if config.canary is not False:
-                decision = passing(self.device, self._opened, tuning, decided)
-            else:
-                decision = decided(tuning)
+            decision = self._decide(
+                config, tuning or tuning_for(info, config.tuning), choosing, overlaps
+            )
             self.tuning, self.workspace = decision.tuning, decision.workspace
             self.link, self.plan = decision.link, decision.plan
             self.prediction = decision.candidates[0].prediction
@@ -168,6 +159,21 @@ class Engine(Closing):
                 self.cpu = self._cleanup.enter_context(CpuDevice(config.threads))
             self._load(decision, progress, seed, checks)
             return self._cleanup.pop_all()
+
+    def _decide(
+        self, config: EngineConfig, tuning: Tuning, choosing: Choosing, overlaps: bool
+    ) -> Decision:
+        """Decide, with the tuning or with a plainer one where the device computes it wrongly."""
+
+        def decided(by: Tuning) -> Decision:
+            def of_mode(asked: EngineConfig) -> Decision:
+                return decide(asked, self._opened, self.device.info, by, choosing, overlaps)
+
+            return decide_with(self._choice, config, of_mode)
+
+        if config.canary is False:
+            return decided(tuning)
+        return passing(self.device, self._opened, tuning, decided)
 
     def _load(
         self,

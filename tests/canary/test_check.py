@@ -93,6 +93,21 @@ def test_kernels_are_compared_once(
     assert more and "finish" not in more
 
 
+def test_what_takes_long_is_told_once(
+    one_device: None,
+    canary: None,
+    memory: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(check, "LONG_S", 0.0)
+    with caplog.at_level(logging.INFO, "vkmoe"):
+        load()
+        load()
+    lines = [x.getMessage() for x in caplog.records if "comparing" in x.getMessage()]
+    assert len(lines) == 1 and "once for each driver: 1 of " in lines[0]
+
+
 def test_nothing_is_compared_where_it_is_not_wanted(
     one_device: None, canary: None, memory: Path, compared: list[str]
 ) -> None:

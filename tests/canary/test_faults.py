@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.canary.conftest import Modules
 from tests.canary.faults import Fault, chosen
@@ -26,6 +28,7 @@ from vkmoe.placement.decide import Decision, decide
 pytestmark = pytest.mark.usefixtures("one_device")
 TOKENS = range(40, 64)
 N_FAULTS = 20
+ROUNDING = 1e-4  # of the largest logit
 # GPUs run other kernels than the drivers of CPUs; lavapipe runs these too.
 LIKE_A_GPU = Tuning("lanes", 64, 4, True, subgroup_size=8, rows_of_few=1, most_columns=4)
 
@@ -36,6 +39,7 @@ class Demo(NamedTuple):
     device: Device
     model: ModelFile
     tuning: Tuning
+    sound: dict[Tuning, NDArray[np.float32]]  # logits without a fault
 
     def decide(self, tuning: Tuning) -> Decision:
         return decide(EngineConfig(), self.model, self.device.info, tuning)
@@ -46,32 +50,34 @@ class Demo(NamedTuple):
     def variants(self, decision: Decision) -> set[str]:
         return {name for each in comparisons(self.model, decision) for name in each.variants}
 
-    def logits(self, tuning: Tuning) -> bytes:
-        """The bits of logits behind a prompt and behind tokens."""
+    def logits(self, tuning: Tuning) -> NDArray[np.float32]:
+        """Logits behind a prompt and behind tokens."""
         with Engine(demo_model_path(), EngineConfig(canary=False), tuning=tuning) as engine:
             engine.run_prompt(TOKENS)
-            bits = engine.full_logits().tobytes()
+            of_prompt = engine.full_logits()
             engine.run_tokens(TOKENS[:3], len(TOKENS))
-            return bits + engine.full_logits().tobytes()
+            return np.concatenate([of_prompt, engine.full_logits()])
 
 
 def outcome(demo: Demo, modules: Modules, variant: str, fault: Fault) -> str:
     """Plant a fault and see what becomes of it: "refused", "replaced" or "harmless".
 
-    A fault is harmless where the model's logits are the same to the bit: in code for what the model
-    does not have. All else must be noticed.
+    A fault is harmless where the model's logits stay what they are but for rounding: in code for
+    what the model does not have, or where it cancels out. All else must be noticed.
     """
     with modules.planted(variant, fault):
         try:
-            found = demo.passing()
+            tuning = demo.passing().tuning
         except MiscompiledError as error:
             assert variant in str(error) and demo.device.info.driver in str(error), str(error)
             return "refused"
-        tuning = found.tuning
-        if tuning != demo.tuning and variant not in demo.variants(found):
+        if tuning != demo.tuning and variant not in demo.variants(demo.decide(tuning)):
             return "replaced"
         logits = demo.logits(tuning)
-    assert logits == demo.logits(tuning), f"{variant} passes with a fault: {fault.what}"
+    if tuning not in demo.sound:
+        demo.sound[tuning] = demo.logits(tuning)
+    off = np.abs(logits - demo.sound[tuning]).max() / np.abs(demo.sound[tuning]).max()
+    assert off <= ROUNDING, f"{variant} passes with a fault: {fault.what}, {off}"
     return "harmless" if tuning == demo.tuning else "replaced"
 
 
@@ -91,7 +97,7 @@ def noticed(demo: Demo, modules: Modules, n: int, seed: int) -> list[str]:
 @pytest.fixture
 def demo(lend_device: Lend) -> Iterator[Demo]:
     with lend_device() as device, open_model(demo_model_path()) as model:
-        yield Demo(device, model, choose_tuning(device.info))
+        yield Demo(device, model, choose_tuning(device.info), {})
 
 
 def test_no_planted_fault_writes_text(demo: Demo, modules: Modules) -> None:
