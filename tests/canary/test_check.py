@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from tests.canary.conftest import Modules
@@ -21,7 +21,7 @@ from tests.models.invented import TUNINGS
 from tests.needs import need_cpu
 from vkmoe.canary import check
 from vkmoe.canary.check import passing, state_of
-from vkmoe.canary.programs import Comparison, comparisons
+from vkmoe.canary.programs import Comparison, Pipeline, comparisons
 from vkmoe.cli import main
 from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
@@ -29,9 +29,10 @@ from vkmoe.errors import DeviceLostError, GpuError, MiscompiledError
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks
+from vkmoe.kernels.launches import KernelClass, Launch, Tile
 from vkmoe.kernels.tuning import Tuning, choose_tuning, plainer
 from vkmoe.llm import LLM
-from vkmoe.models import open_model
+from vkmoe.models import ModelFile, open_model
 from vkmoe.placement.decide import Decision, decide
 
 MODEL, OTHER = "moe_odd", "olmoe_one_kv_head"
@@ -232,43 +233,112 @@ def test_a_kernel_is_replaced_by_a_plainer_one(
     assert run(used) == (used, logits)
 
 
+class Judged(NamedTuple):
+    """A probe whose result is known; nothing runs."""
+
+    error: GpuError | None = None
+    is_right: bool = True
+
+    def run(self, runner: Runner) -> Checks:
+        if self.error is not None:
+            raise self.error
+        checks = Checks()
+        checks.equal("words", np.array([1]), np.array([1 if self.is_right else 2]))
+        return checks
+
+
+def judge(patch: pytest.MonkeyPatch, probe: Judged, wrong: Callable[[Pipeline], bool]) -> None:
+    """Let all comparisons pass but those of pipelines that are `wrong`, whose probe this is."""
+
+    def judged(model: ModelFile, decision: Decision) -> list[Comparison]:
+        return [
+            each._replace(probe=probe if any(map(wrong, each.kernels.values())) else Judged())
+            for each in comparisons(model, decision)
+        ]
+
+    patch.setattr(check, "comparisons", judged)
+
+
 def test_a_kernel_that_does_not_compile_is_wrong(
     one_device: None, canary: None, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, error = load(), GpuError("vkCreateComputePipelines failed", "", "VK_ERROR_UNKNOWN")
-    memory.unlink()
-    with failing(monkeypatch, f"matvec.f32{own.dot_suffix}", error):
-        assert load() != own
+    error = GpuError("vkCreateComputePipelines failed", "", "VK_ERROR_UNKNOWN")
+    judge(monkeypatch, Judged(error), lambda each: "+blocks64" in each.variant)
+    assert load().mapping == "lanes"
 
 
 def test_a_device_that_hangs_is_refused(
     one_device: None, canary: None, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        failing(monkeypatch, "router_topk", DeviceLostError("the GPU did not finish in time")),
-        pytest.raises(MiscompiledError, match="router_topk: the GPU did not finish"),
-    ):
+    error = DeviceLostError("the GPU did not finish in time")
+    judge(monkeypatch, Judged(error), lambda each: each.variant == "router_topk")
+    with pytest.raises(MiscompiledError, match="router_topk: the GPU did not finish"):
         load()
 
 
-@contextmanager
-def failing(patch: pytest.MonkeyPatch, variant: str, error: GpuError) -> Iterator[None]:
-    """Let the comparison of a kernel end with an error."""
-    found = comparisons
+GPU = Tuning(
+    *("lanes", 64, 4, True),
+    subgroup_size=8,
+    required_subgroup_size=8,
+    own_tile=Tile(128, 128, 8, 4),
+    half_tiles=True,
+    launches=((KernelClass("matvec", "F32", "few", "short"), Launch(32, 2, 8)),),
+)
 
-    class Failing:
-        def run(self, runner: Runner) -> Checks:
-            raise error
 
-    def some_failing(*given: Any) -> list[Comparison]:
-        return [
-            each._replace(probe=Failing()) if variant in each.variants else each
-            for each in found(*given)
-        ]
+@pytest.mark.parametrize(
+    ("wrong", "kept"),
+    [
+        (lambda each: "+half" in each.variant, {"half_tiles": False}),
+        (lambda each: each.variant == "attention+subgroup", {"subgroup_size": 0}),
+        (
+            lambda each: each.variant.startswith("matvec.") and each.constants[3] > 1,
+            {"most_columns": 1},
+        ),
+        (lambda each: each.variant == "matvec.f32+subgroup" and each.constants[0] == 32,
+         {"launches": ()}),
+        (
+            lambda each: each.variant.startswith("expert_down."),
+            {"subgroup": False, "subgroup_size": 0, "required_subgroup_size": 0},
+        ),
+        (lambda each: "expert_matmul" in each.variant and each.constants[0] == 128,
+         {"own_tile": None}),
+    ],
+)  # fmt: skip
+def test_no_more_is_replaced_than_helps(
+    wrong: Callable[[Pipeline], bool],
+    kept: dict[str, Any],
+    lend_device: Lend,
+    memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels of other families stay what they are, and so do all that are as fast as can be."""
+    if "subgroup" in kept:  # one that is right where nothing uses subgroups
+        judge(monkeypatch, Judged(None, False), lambda x: wrong(x) and "+subgroup" in x.variant)
+    else:
+        judge(monkeypatch, Judged(None, False), wrong)
+    with lend_device() as device, open_model(model_path(MODEL)) as model:
+        config = EngineConfig(parallel=4)
+        found = passing(
+            device, model, GPU, lambda tuning: decide(config, model, device.info, tuning)
+        )
+    assert found.tuning == replace(GPU, **kept)
 
-    with patch.context() as patched:
-        patched.setattr(check, "comparisons", some_failing)
-        yield
+
+def test_a_device_that_computes_nothing_is_refused_at_once(
+    lend_device: Lend, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge(monkeypatch, Judged(None, False), lambda each: True)
+    tried: list[Tuning] = []
+
+    def decided(tuning: Tuning) -> Decision:
+        tried.append(tuning)
+        return decide(EngineConfig(), model, device.info, tuning)
+
+    refused = pytest.raises(MiscompiledError, match=r"; and \d+ more; no plainer kernels")
+    with lend_device() as device, open_model(model_path(MODEL)) as model, refused:
+        passing(device, model, GPU, decided)
+    assert tried == [GPU]
 
 
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)

@@ -101,11 +101,12 @@ def test_all_that_a_loaded_model_runs_is_compared(
     name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs are described before there is memory: they must be those that run later."""
-    described = list[str]()
+    described = dict[str, Pipeline]()
 
     def describing(device: Device, model: ModelFile, tuning: Tuning, decide: Decide) -> Decision:
         decision = decide(tuning)
-        described.extend(key for each in comparisons(model, decision) for key in each.kernels)
+        for each in comparisons(model, decision):
+            described.update(each.kernels)
         return decision
 
     monkeypatch.setattr("vkmoe.engine.passing", describing)
@@ -121,9 +122,11 @@ def test_all_that_a_loaded_model_runs_is_compared(
         if n_guesses:
             engine.guess((1,) * len(rows), (True,) * len(rows), min(2, n_guesses))
         programs = [segment.program for parts in recorded(engine) for segment in parts.segments]
-        ran = {key_of(each): each for program in programs for each in program.dispatches()}
+        commands = [each for program in programs for each in program.dispatches()]
+    ran = {key_of(each): each for each in commands}
     assert len(ran) > 10
     assert not [str(command) for key, command in ran.items() if key not in described]
+    assert set(map(pipeline, commands)) <= set(described.values())
 
 
 def recorded(engine: Engine) -> list[Recorded]:

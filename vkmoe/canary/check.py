@@ -106,13 +106,17 @@ class _Failure(NamedTuple):
         return f"{' or '.join(self.variants)}: {self.where}"
 
 
+_Failures = dict[frozenset[str], _Failure]
+
+
 class _Search:
     """Compares the kernels of one tuning after another, each kernel once."""
 
     def __init__(self, device: Device, model: ModelFile) -> None:
         self._device, self._model = device, model
         self._passed = set(_passed(device.info))
-        self._failed: dict[str, _Failure] = {}  # by key
+        # By the keys of a comparison: which of its kernels is wrong it cannot tell.
+        self._failed: _Failures = {}
 
     def nearest(self, decision: Decision, decide: Decide) -> Decision:
         """Find a decision whose kernels are right, from one that is best if they are."""
@@ -123,8 +127,11 @@ class _Search:
             if not failures:
                 break
             other = decide(change(decision.tuning))
-            if self._known_failures(other).keys() < failures.keys():
-                decision, failures = other, self._failures(other)
+            if not self._known_failures(other).keys() < failures.keys():
+                continue
+            left = self._failures(other)
+            if len(left) < len(failures):
+                decision, failures = other, left
         if failures:
             raise self._refusal(list(dict.fromkeys(failures.values())))
         if first:
@@ -135,17 +142,18 @@ class _Search:
             )
         return decision
 
-    def _failures(self, decision: Decision) -> dict[str, _Failure]:
-        """Compare what has not been compared; returns all that is wrong, by key."""
-        wanted = comparisons(self._model, decision)
-        unknown = [x for x in wanted if not x.kernels.keys() <= self._passed | self._failed.keys()]
+    def _failures(self, decision: Decision) -> _Failures:
+        """Compare what has not been compared; returns all that is wrong."""
+        wanted = {x.keys: x for x in comparisons(self._model, decision)}
+        unknown = [x for keys, x in wanted.items() if not keys <= self._passed]
+        unknown = [x for x in unknown if x.keys not in self._failed]
         if unknown:
             self._compare(unknown)
-        return {key: self._failed[key] for x in wanted for key in x.kernels if key in self._failed}
+        return {keys: self._failed[keys] for keys in wanted if keys in self._failed}
 
-    def _known_failures(self, decision: Decision) -> dict[str, _Failure]:
-        keys = (key for each in comparisons(self._model, decision) for key in each.kernels)
-        return {key: self._failed[key] for key in keys if key in self._failed}
+    def _known_failures(self, decision: Decision) -> _Failures:
+        wanted = (x.keys for x in comparisons(self._model, decision))
+        return {keys: self._failed[keys] for keys in wanted if keys in self._failed}
 
     def _compare(self, unknown: Sequence[Comparison]) -> None:
         """Compare kernels, several at a time: drivers take long to compile them."""
@@ -154,7 +162,7 @@ class _Search:
             if failure is None:
                 passed += compared.kernels
             else:
-                self._failed |= dict.fromkeys(compared.kernels, failure)
+                self._failed[compared.keys] = failure
         self._passed |= set(passed)
         if passed:
             _remember(self._device.info, sorted(passed))
@@ -172,15 +180,17 @@ class _Search:
         try:
             # What a wrong kernel leaves may be anything; the comparison must come to its end.
             with Runner(self._device) as runner, np.errstate(all="ignore"):
-                worst, ran = compared.probe.run(runner).worst, tuple(sorted(runner.variants))
+                worst, ran = compared.probe.run(runner).worst, runner.variants
         except OutOfMemoryError:
             raise
         except DeviceLostError as error:
             raise self._refusal([_Failure(compared.variants, str(error))]) from error
         except GpuError as error:
             return _Result(compared, _Failure(compared.variants, str(error)))
-        failure = None if worst.ok else _Failure(ran, worst.what + worst.where)
-        return _Result(compared, failure)
+        if worst.ok:
+            return _Result(compared, None)
+        variants = tuple(sorted({*compared.variants, *ran}))
+        return _Result(compared, _Failure(variants, worst.what + worst.where))
 
     def _refusal(self, failures: Sequence[_Failure]) -> MiscompiledError:
         others = "another device (--device cpu)" if has_cpu() else "another device (--device)"

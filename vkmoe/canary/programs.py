@@ -58,6 +58,10 @@ class Comparison(NamedTuple):
     kernels: Mapping[str, Pipeline]
 
     @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(self.kernels)
+
+    @property
     def variants(self) -> tuple[str, ...]:
         """Name the kernels."""
         return tuple(dict.fromkeys(each.variant for each in self.kernels.values()))
