@@ -67,6 +67,82 @@ def admit(
     given first.
     """
 
+class Turn:
+    """Works on arrays that Python made, and keeps: what a token used is noted, and decided on.
+
+    They are those of `Record` (decide/locations.py) and `Uses` (decide/policies.py), and `counts`
+    [n_keys] of uses, the main one last. decide/turn.py calls this.
+    """
+
+    def __init__(
+        self,
+        state: NDArray[np.uint8],
+        slot_of: NDArray[np.int64],
+        changed: NDArray[np.bool_],
+        pool_of: NDArray[np.int64],
+        recency: NDArray[np.int32],
+        again: NDArray[np.bool_],
+        newest: NDArray[np.int64],
+        floors: NDArray[np.int64],
+        slot_bytes: NDArray[np.int64],
+        counts: Sequence[NDArray[np.float64]],
+        n_experts: int,
+    ) -> None: ...
+    def derive(
+        self,
+        pins: NDArray[np.uint8],
+        entry_of: NDArray[np.int64],
+        holders: NDArray[np.int64],
+        unpinned: NDArray[np.bool_],
+        free: NDArray[np.int64],
+        n_free: NDArray[np.int64],
+    ) -> None:
+        """Work on this `Derived` (decide/locations.py) from now on."""
+
+    def observe(
+        self, ids: NDArray[np.uint32], weights: Sequence[float], first_turn: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Note that a token used `ids` [n_layers, n_used]; return keys, and those without a slot.
+
+        Each count grows by its weight. Uses are as recent as the numbers from `first_turn` on say.
+        """
+
+    def decide(
+        self,
+        looked_at: tuple[
+            NDArray[np.uint16],
+            NDArray[np.uint16],
+            list[float],
+            list[tuple[list[int], list[float], float]],
+            list[float],
+            int,
+        ],
+        missed: tuple[NDArray[np.int64], Sequence[int], NDArray[np.int64]],
+        bounds: tuple[
+            NDArray[np.uint8] | None,
+            bool,
+            tuple[float, float],
+            tuple[float, int],
+            float,
+            int,
+        ],
+    ) -> tuple[
+        NDArray[np.float64],
+        NDArray[np.float64] | None,
+        list[tuple[int, int, int, bool]],
+        list[int],
+        bool,
+    ]:
+        """Give experts slots: return worth, scores, moves, the keys guessed, what is to be derived.
+
+        `looked_at` is a `LookedAt` (decide/foresight.py). `missed`: the keys that have no slot,
+        those of them that landed, and those that may not leave. `bounds`: what is at home (None:
+        all), and whether only that may leave; tolls of misses and of guesses; the score above which
+        is guessed, and how many; bytes to copy; the first number of those that say how recent an
+        entry is. Moves are (pool, key, victim, landed). The last: whether a pin changed what is
+        derived, which has to be found anew.
+        """
+
 def blend(rows: Sequence[NDArray[np.float64]], factors: Sequence[float]) -> NDArray[np.float64]:
     """Return the sum of `rows` [n], each times its factor: [n]. There must be a row."""
 

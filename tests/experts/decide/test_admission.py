@@ -25,8 +25,12 @@ LAYERS, EXPERTS, USED = 3, 32, 4
 
 
 def full() -> Residency:
-    """Experts 0 and 1 have the slots, and enough tokens were seen to weigh them."""
-    made = Residency(KeySpace(1, 8), [PoolSpec((0,), 2, 0, 100)], CacheSettings("forecast"))
+    """Experts 0 and 1 have the slots, and enough tokens were seen to weigh them.
+
+    It decides step by step, of which `weigh` replaces one.
+    """
+    pool, settings = PoolSpec((0,), 2, 0, 100), CacheSettings("forecast")
+    made = Residency(KeySpace(1, 8), [pool], settings, plain=True)
     for _ in range(80):
         made.arrived(after_token(made, np.array([HELD], np.uint32)))
     return made

@@ -274,13 +274,14 @@ def test_a_long_prompt_teaches_by_its_last_tokens_and_counts_whole(
 ) -> None:
     n_tokens, learned, cache = 2 * LEARNED + 3, [], taught()
     assert cache._foresight is not None
-    learn = cache._foresight.after_token
+    chances = cache._foresight.chances
+    learn = chances.noted
 
     def noted(keys: NDArray[np.int64]) -> None:
-        learned.append(int(keys[0, 0]))
+        learned.append(int(keys[0]))
         learn(keys)
 
-    monkeypatch.setattr(cache._foresight, "after_token", noted)
+    monkeypatch.setattr(chances, "noted", noted)
     routing = np.stack([round_trip(n) for n in range(100, 100 + n_tokens)])
     n_before, now = cache.n_tokens, cache.counts.now
     cache.observe(routing)

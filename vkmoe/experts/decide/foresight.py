@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,17 @@ class PredictionCounts:
     n_right: int = 0  # of them used by the very token, or layer, that the guess was about
 
 
+class LookedAt(NamedTuple):
+    """Holds what worth follows from, as the extension takes it."""
+
+    experts: NDArray[np.uint16]  # what is known of tokens [n_rows, n_layers, width]
+    shares: NDArray[np.uint16]  # alike
+    factors: list[float]  # of each count, in what all tokens use
+    runs: list[tuple[list[int], list[float], float]]  # what the table knows of each
+    run_shares: list[float]  # of worth: of each run, and of what all tokens use
+    scored: int  # the run whose chances are scores, if it is known
+
+
 class Foresight:
     """Says what experts are worth to the tokens to come, and which ones to fetch on a guess.
 
@@ -90,10 +101,10 @@ class Foresight:
         # The run that a copy is there for, counted from the one that was noted last.
         self._lag = 1 if self._stepped else settings.lag
         self._counts, self._share = counts, 1 - 0.5 ** (1 / HALF_LIFE)
-        self._chances = Chances(counts, self._lag)
+        self.chances = Chances(counts, self._lag)
         self.table = table  # None: nothing was noted
         self._noted: list[tuple[NDArray[np.uint32], Sequence[int | None]]] = []  # runs
-        self._scores: Values | None = None  # [n_keys], of what guesses are about
+        self.scores: Values | None = None  # [n_keys], of what guesses are about
         self._due: dict[int, list[int]] = {}  # what guesses fetched, by the run they were about
         self._n_used = self._n_runs = 0
         # What is copied after it was missed must be worth so many times what leaves for it.
@@ -115,16 +126,20 @@ class Foresight:
             self.table = TokenTable(self._space, self._n_used)
         self._noted.append((routing, tokens))
 
+    def before_token(self) -> None:
+        """Take what is to be learned from counts that are about to change."""
+        self.chances.learn()
+
     def after_token(self, keys: Keys) -> None:
         """Note that a token used `keys` [n_layers, n_used]; counts know of it.
 
         Called for the last `LEARNED` tokens of a run, after `after_run`.
         """
-        self._chances.update(keys.reshape(-1))
+        self.chances.update(keys.reshape(-1))
 
     def learn(self) -> None:
         """Learn from what was noted what the next decision can do without."""
-        self._chances.learn()
+        self.chances.learn()
         noted, self._noted = self._noted, []
         for routing, tokens in noted:
             assert self.table is not None
@@ -138,8 +153,7 @@ class Foresight:
         None while too little is known of the tokens to come, and of use: before the first run, too,
         as where another policy was in charge until now.
         """
-        usual, runs, self._scores = self._chances.steady(), _runs(upcoming), None
-        self.toll = COPY_FOR_NEXT if runs else COPY
+        usual, runs, self.scores = self.chances.steady(), self._runs(upcoming), None
         if self.table is None:
             return None
         if usual is None:  # too little is known for a fit: the share of late tokens that used each
@@ -150,35 +164,54 @@ class Foresight:
         for ahead, tokens in enumerate(runs, 1):
             chances = np.minimum(self.table.expect(tokens, usual), 1.0)
             if ahead == self._lag:
-                self._scores = chances
+                self.scores = chances
             worth += NEARER ** (ahead - 1) * chances
         return worth
 
+    def looked_at(self, upcoming: Upcoming) -> LookedAt | None:
+        """Return what `expect` goes by, for the extension; None where too little is known.
+
+        Then `expect` may know enough.
+        """
+        factors = self.chances.factors()
+        if factors is None or not isinstance(self.table, TokenTable):
+            return None
+        runs = self._runs(upcoming)
+        known = [self.table.known(tokens) for tokens in runs]
+        shares = [NEARER**ahead for ahead in range(len(runs))]
+        shares.append(NEARER ** len(runs) / (1 - NEARER))
+        return LookedAt(*self.table.arrays, factors, known, shares, self._lag - 1)
+
     @property
     def guesses(self) -> bool:
-        """Return whether `wanted` has scores of a run to come to go by.
+        """Return whether `wanted` has scores of a run to come to go by."""
+        return self.most_guessed > 0 and self.scores is not None
+
+    @property
+    def most_guessed(self) -> int:
+        """Return how many experts are fetched at most on a guess, now that a token is over.
 
         Where a token waits for copies, one made ahead of a miss costs as much as the miss.
         """
         hides = self._prefetches and not self._stepped and self._lag > 1
-        return hides and self._scores is not None
+        return self._space.n_layers * self._n_used if hides else 0
 
     def wanted(self, absent: Mask) -> Keys:
         """Return which `absent` [n_keys] to fetch now that a token is over, likeliest first."""
-        assert self._scores is not None, "there is nothing to guess by"
-        (found,) = (absent & (self._scores > LIKELY)).nonzero()
-        order = (-self._scores[found]).argsort(kind="stable")
-        return found[order[: self._space.n_layers * self._n_used]]
+        assert self.scores is not None, "there is nothing to guess by"
+        (found,) = (absent & (self.scores > LIKELY)).nonzero()
+        order = (-self.scores[found]).argsort(kind="stable")
+        return found[order[: self.most_guessed]]
 
     def of_layer(self, layer: int, absent: Mask) -> Keys:
         """Return which `absent` [n_experts] of a layer to fetch for the next run.
 
         The likeliest come first.
         """
-        if self._scores is None or not self._prefetches:
+        if self.scores is None or not self._prefetches:
             return NO_KEYS
         keys = self._space.keys(layer)
-        scores = self._scores[keys]
+        scores = self.scores[keys]
         found = np.flatnonzero(absent & (scores > self._n_used / self._space.n_experts))
         order = np.argsort(-scores[found], kind="stable")
         return keys[found[order[: self._n_used]]]
@@ -191,18 +224,18 @@ class Foresight:
 
     def reset(self) -> None:
         """Forget the guesses, as a new text begins."""
-        self._scores = None
+        self.scores = None
         self._due.clear()
 
-
-def _runs(upcoming: Upcoming) -> list[Sequence[int]]:
-    """Split ids that are known to come into runs, as long as the next one is, and looked at."""
-    ids, later = upcoming
-    if not ids:
-        return []
-    end, n_looked_at = min(len(later), (AHEAD - 1) * len(ids)), min(len(ids), LOOKED_AT)
-    firsts = range(0, end, len(ids))
-    return [ids[:LOOKED_AT], *(later[first : first + n_looked_at] for first in firsts)]
+    def _runs(self, upcoming: Upcoming) -> list[Sequence[int]]:
+        """Split ids that are known to come into runs, as long as the next one is, and looked at."""
+        ids, later = upcoming
+        self.toll = COPY_FOR_NEXT if ids else COPY
+        if not ids:
+            return []
+        end, n_looked_at = min(len(later), (AHEAD - 1) * len(ids)), min(len(ids), LOOKED_AT)
+        firsts = range(0, end, len(ids))
+        return [ids[:LOOKED_AT], *(later[first : first + n_looked_at] for first in firsts)]
 
 
 class Chances:
@@ -217,12 +250,13 @@ class Chances:
         """Begin to learn from `counts`, kept by their owner, which halve every HALF_LIFE tokens."""
         assert 0 < lag <= EVERY, lag  # one look at a time is prepared
         n_keys = len(counts.values())
-        self._short = tuple(DecayedCounts(n_keys, each) for each in SHORT)
-        self._counts = (*self._short, counts)
+        self.short = tuple(DecayedCounts(n_keys, each) for each in SHORT)
+        self._counts = (*self.short, counts)
         self._scale = np.array([1 - 0.5 ** (1 / each) for each in (*SHORT, HALF_LIFE)])
         self._lag = lag
         # The counts [n - 1][n_keys] of `lag` tokens before the next one to look at.
         self._kept: list[Values] | None = None
+        self._keeps = False  # those of now are to be kept, once there is time
         # What is to be looked at: such counts, and what the token used.
         self._seen: tuple[list[Values], Keys] | None = None
         self._weights: list[float] | None = None  # since the last look
@@ -233,29 +267,44 @@ class Chances:
     def update(self, keys: Keys) -> None:
         """Note that a token used `keys` [n_used], which `counts` has counted."""
         self.learn()
-        for short in self._short:
-            if self._n_tokens:
-                short.advance()
+        self.advance()
+        for short in self.short:
             short.use(keys)
+        self.noted(keys)
+
+    def advance(self) -> None:
+        """Note that a token has passed, before its uses are counted."""
+        for short in self.short if self._n_tokens else ():
+            short.advance()
+
+    def noted(self, keys: Keys) -> None:
+        """Note that a token used `keys` [n_used], which all counts have counted."""
         self._n_tokens += 1
         if self._kept is not None and self._n_tokens % EVERY == 0:
             self._seen = self._kept, keys
-        if (self._n_tokens + self._lag) % EVERY == 0:
-            self._kept = [each.values() + NOTHING for each in self._counts]
+        self._keeps = (self._n_tokens + self._lag) % EVERY == 0
 
     def learn(self) -> None:
-        """Learn from what was noted, if that is still to be done."""
+        """Learn from what was noted, if that is still to be done: before any count changes."""
         seen, self._seen = self._seen, None
         if seen is not None:
             self._look(*seen)
+        if self._keeps:
+            self._keeps = False
+            self._kept = [each.values() + NOTHING for each in self._counts]
 
     def steady(self) -> Values | None:
         """Return the chances [n_keys]; None while too little is known."""
+        factors = self.factors()
+        if factors is None:
+            return None
+        return _residency.blend([each.raw for each in self._counts], factors)
+
+    def factors(self) -> list[float] | None:
+        """Return what each count, as it is stored, is worth in a chance; None: as for `steady`."""
         if self._n_looks < LEAST:
             return None
-        rows = [each.raw for each in self._counts]
-        factors = [one / each.weight for one, each in zip(self._fit(), self._counts, strict=True)]
-        return _residency.blend(rows, factors)
+        return [one / each.weight for one, each in zip(self._fit(), self._counts, strict=True)]
 
     # ----- inside -----
 

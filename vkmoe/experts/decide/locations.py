@@ -35,20 +35,31 @@ class Move(NamedTuple):
     landed: bool = False  # it keeps its landing slot, and the slot above is the next landing slot
 
 
-class _Derived(NamedTuple):
+class Record(NamedTuple):
+    """Names arrays that the record of places consists of; they stay the same ones."""
+
+    state: NDArray[np.uint8]  # what is in each expert's slot [n_keys]
+    slot_of: Keys  # [n_keys]; means nothing of absent experts
+    changed: Mask  # [n_keys]
+    pool_of: Keys  # [n_keys]
+
+
+class Derived(NamedTuple):
     """Holds what follows from the record, until a pin changes or an expert leaves for none."""
 
+    pins: NDArray[np.uint8]  # [n_keys]
+    entry_of: Keys  # the entry of each slot in `holders`, one row after the other
     holders: Keys  # key by pool and slot, n_keys where no expert has it [n_pools, widest]
     unpinned: Mask  # experts with a slot and no pin, with an entry more [n_keys + 1]
-    free: list[list[int]]  # free slots of each pool, the next to be given last [n_pools]
-    n_free: Keys  # their numbers [n_pools]
+    free: Keys  # the first `n_free` of a row are free slots, the last of them is given next
+    n_free: Keys  # [n_pools]
     n_pinned: Keys  # experts with a slot and a pin [n_pools]
 
     def take_free(self, pool: int) -> int:
         """Return a slot that is free, and no longer."""
-        assert self.free[pool], "no slot is free"
+        assert self.n_free[pool] > 0, "no slot is free"
         self.n_free[pool] -= 1
-        return self.free[pool].pop()
+        return self.free.item(pool, self.n_free[pool])
 
 
 class Locations:
@@ -70,7 +81,7 @@ class Locations:
         for index, pool in enumerate(self.pools):
             for layer in pool.layers:
                 self.pool_of[space.keys(layer)] = index
-        self._derived: _Derived | None = None
+        self._derived: Derived | None = None
         self._retired: Keys = NO_KEYS  # slots out of use
         # How many slots of each pool are in use, besides those to land in [n_pools].
         self.capacities: Keys = np.array([pool.capacity for pool in self.pools], np.int64)
@@ -147,26 +158,38 @@ class Locations:
 
     def holders(self, pools: Sequence[int] | Keys) -> Keys:
         """Return the keys in the slots of these pools, n_keys where none is: [n, widest pool]."""
-        return self._view().holders[pools]
+        return self.derived.holders[pools]
 
     def n_free(self, pool: int) -> int:
         """Return how many slots of a pool are free."""
-        return len(self._view().free[pool])
+        return self.derived.n_free.item(pool)
 
     @property
     def all_unpinned(self) -> Mask:
         """Return which experts have a slot and no pin, with an entry more [n_keys + 1]; a view."""
-        return self._view().unpinned
+        return self.derived.unpinned
 
     @property
     def n_free_of_all(self) -> Keys:
         """Return how many slots of each pool are free [n_pools]."""
-        return self._view().n_free
+        return self.derived.n_free
 
     @property
     def n_pinned(self) -> Keys:
         """Return how many experts with slots of each pool are pinned [n_pools]."""
-        return self._view().n_pinned
+        return self.derived.n_pinned
+
+    @property
+    def record(self) -> Record:
+        """Return arrays that the record consists of."""
+        return Record(self._state, self._slot_of, self.changed, self.pool_of)
+
+    @property
+    def derived(self) -> Derived:
+        """Return what follows from the record, in arrays that `enter` and `land` keep true."""
+        if self._derived is None:
+            self._derived = self._derive()
+        return self._derived
 
     # ----- changes -----
 
@@ -176,7 +199,7 @@ class Locations:
         held = victims != FREE
         leaving, slots = victims[held], self._slot_of[victims]
         assert self.are_resident(leaving).all(), leaving
-        view = self._view()
+        view = self.derived
         if len(leaving) < len(keys):
             pools = self.pool_of[keys[~held]].tolist()
             slots[~held] = [view.take_free(pool) for pool in pools]
@@ -185,11 +208,15 @@ class Locations:
         self._slot_of[keys] = slots
         self._state[keys] = WAITING
         if self.pins[keys].any() or self.pins[leaving].any():
-            self._derived = None
+            self.derive_anew()
             return
         view.holders.reshape(-1)[self._entry_of[slots]] = keys
         view.unpinned[leaving] = False
         view.unpinned[keys] = True
+
+    def derive_anew(self) -> None:
+        """Let what follows from the record be found anew, as it changed in another way."""
+        self._derived = None
 
     def begin_copy(self, keys: Sequence[int] | Keys) -> None:
         """Note that from now on something may write the slots of these experts."""
@@ -223,7 +250,7 @@ class Locations:
         `layers` and `indices` name the landing slot of each.
         """
         theirs, ours = self.landing[layers, indices], self._slot_of[keys]
-        view = self._view()
+        view = self.derived
         self.changed[keys] = True
         self.landing[layers, indices] = ours
         self._slot_of[keys] = theirs
@@ -248,7 +275,8 @@ class Locations:
 
     def free_slots(self, pool: int) -> list[int]:
         """Return the slots of a pool that are free."""
-        return [*self._view().free[pool]]
+        free: list[int] = self.derived.free[pool, : self.n_free(pool)].tolist()
+        return free
 
     def leaving_for(self, numbers: Keys, order: Keys) -> Keys:
         """Return which experts must leave so that these slots can be put out of use.
@@ -342,7 +370,7 @@ class Locations:
 
     def _free_besides(self, pool: int, numbers: Keys) -> list[int]:
         """Return the slots of a pool that are free and none of these."""
-        free = np.array(self._view().free[pool], np.int64)
+        free = np.array(self.free_slots(pool), np.int64)
         found: list[int] = free[~np.isin(free, numbers)].tolist()
         return found
 
@@ -353,12 +381,7 @@ class Locations:
         left: Keys = whole - np.bincount(pools, minlength=len(self.pools))
         return left
 
-    def _view(self) -> _Derived:
-        if self._derived is None:
-            self._derived = self._derive()
-        return self._derived
-
-    def _derive(self) -> _Derived:
+    def _derive(self) -> Derived:
         n_keys, n_pools, resident = self.space.n_keys, len(self.pools), self.resident
         (held,) = resident.nonzero()
         pools = self.pool_of[held]
@@ -372,5 +395,8 @@ class Locations:
         is_free[self._retired] = False
         numbers = np.flatnonzero(is_free)
         borders = np.searchsorted(numbers, self._firsts)
-        free = [numbers[a:b].tolist()[::-1] for a, b in itertools.pairwise(borders.tolist())]
-        return _Derived(holders, unpinned, free, np.diff(borders), n_pinned)
+        free = np.full((n_pools, self._widest), NO_SLOT, np.int64)
+        for row, (a, b) in zip(free, itertools.pairwise(borders.tolist()), strict=True):
+            row[: b - a] = numbers[a:b][::-1]
+        n_free = np.diff(borders)
+        return Derived(self.pins, self._entry_of, holders, unpinned, free, n_free, n_pinned)

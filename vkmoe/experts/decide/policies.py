@@ -43,6 +43,16 @@ class Limits(NamedTuple):
 NO_LIMITS = Limits()
 
 
+class Uses(NamedTuple):
+    """Names the arrays of a policy, which stay the same ones."""
+
+    last: NDArray[np.int32]  # how recent the last use of each expert is [n_keys + 1]
+    again: Mask  # used again since it got its slot [n_keys + 1]
+    newest: Keys  # the key that was inserted last [n_pools]
+    floors: Keys  # [n_pools]
+    slot_bytes: Keys  # [n_pools]
+
+
 class Policy(ABC):
     """Orders the experts that hold the slots of each pool by which would leave first.
 
@@ -123,7 +133,7 @@ class Policy(ABC):
 
     def take_over(self, other: Policy) -> None:
         """Go on from where another policy over the same record ends: with its order of uses."""
-        self._last, self._clock, self._newest = other._last, other._clock, other._newest
+        self._last[:], self._clock, self._newest[:] = other._last, other._clock, other._newest
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the policy contradicts itself (tests)."""
@@ -147,16 +157,24 @@ class Policy(ABC):
         self._newest[self.locations.pool_of[keys]] = keys  # the last one of each pool stays
         self._touch(keys)
 
+    def turns(self, n: int) -> int:
+        """Return the first of `n` numbers in a row, each higher than all that were given before.
+
+        They say how recent a use or an entry is. Mutates.
+        """
+        if self._clock + n > _MAX_CLOCK:
+            self._last[:] = self._last.argsort(kind="stable").argsort()
+            self._clock = len(self._last)
+        first = self._clock
+        self._clock += n
+        return first
+
     # ----- inside -----
 
     def _touch(self, keys: Keys) -> None:
         """Make these keys the most recent, the last one most of all."""
-        if self._clock + len(keys) > _MAX_CLOCK:
-            self._last = self._last.argsort(kind="stable").argsort().astype(np.int32)
-            self._clock = len(self._last)
-        first = self._clock
-        self._clock += len(keys)  # first: no recency is given twice
-        self._last[keys] = np.arange(first, self._clock)
+        first = self.turns(len(keys))
+        self._last[keys] = np.arange(first, first + len(keys))
 
     def _admit(self, keys: Keys, needed: Mask, limits: Limits) -> list[Move]:
         """Return which of these keys, in their turns, get a slot, and which leave for them."""
@@ -288,6 +306,11 @@ class Forecast(Slru):
 
     Where nothing is forecast, as in a pool of host memory, experts leave as `Slru` says.
     """
+
+    @property
+    def record(self) -> Uses:
+        """Return the arrays that the order of leaving follows from, besides counts."""
+        return Uses(self._last, self._again, self._newest, self._floors, self._slot_bytes)
 
     def _value(self, keys: Keys, unpinned: Mask, pools: Sequence[int]) -> Values:
         if self.worth is None:

@@ -9,7 +9,7 @@ slots; does not copy: it answers with moves, whose arrival its caller notes in t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -23,10 +23,11 @@ from vkmoe.experts.decide.foresight import GUESS, LEARNED, Foresight, Prediction
 from vkmoe.experts.decide.keys import NO_KEYS, DecayedCounts, Keys, KeySpace, Mask
 from vkmoe.experts.decide.locations import NO_POOL, Locations, Move
 from vkmoe.experts.decide.pins import PinChange, Pinning
-from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Limits
+from vkmoe.experts.decide.policies import NO_LIMITS, POLICIES, Forecast, Limits
 from vkmoe.experts.decide.reasons import Came, Reasons
 from vkmoe.experts.decide.settings import CacheSettings, PoolSpec
 from vkmoe.experts.decide.token_table import Upcoming
+from vkmoe.experts.decide.turn import Asked, Turn
 
 NOTHING_KNOWN = Upcoming()
 UNKNOWN = 1e-9  # uses of an expert of which none is known
@@ -49,10 +50,12 @@ class Residency:
         settings: CacheSettings,
         seed: NDArray[np.float64] | None = None,
         table: Table | None = None,
+        plain: bool = False,
     ) -> None:
         """Begin with empty slots; with a `seed`, decayed counts [n_keys], the start is warm.
 
-        `table` is what is known of tokens by their ids; None: nothing yet.
+        `table` is what is known of tokens by their ids; None: nothing yet. `plain`: take no turn in
+        the extension, but step by step (tests).
         """
         self.space, self.settings = space, settings
         self.locations = Locations(space, pools)
@@ -70,6 +73,7 @@ class Residency:
         else:
             self._foresight = None
         self._policy = POLICIES[settings.policy](self.locations, self.counts)
+        self._plain, self._turn = plain, self._make_turn(plain)
         self._pinning = Pinning(self.locations, settings)
         self.n_tokens = 0
         # Of tokens that were not decided on: keys, and those without a slot, by rank.
@@ -145,13 +149,12 @@ class Residency:
 
         `tokens` are the ids of its tokens, None where they are not known.
         """
-        keys = self.space.keys_of(routing)
-        resident = self.locations.are_resident(keys)
-        self._count(routing, keys, resident, tokens or [None] * len(keys))
-        layers = slice(None) if len(self._layers) == keys.shape[1] else self._layers
-        slotted = keys[:, layers].transpose(0, 2, 1)  # by rank, then by layer
-        missing = slotted[~resident[:, layers].transpose(0, 2, 1)]
-        self._undecided.append((keys, missing))
+        first_noted = max(0, len(routing) - LEARNED)
+        noted = [self._note(ids, row >= first_noted) for row, ids in enumerate(routing)]
+        keys = np.stack([each for each, _ in noted])
+        if (foresight := self._forecasting) is not None:
+            foresight.after_run(routing, keys, tokens or [None] * len(keys))
+        self._undecided.append((keys, np.concatenate([missing for _, missing in noted])))
         return keys
 
     def leave(self) -> None:
@@ -201,16 +204,20 @@ class Residency:
         undecided, self._undecided = self._undecided, []
         if not undecided:
             return []
-        if (foresight := self._forecasting) is not None:
-            self._policy.worth = foresight.expect(upcoming)
         if not self._pools:
+            if (foresight := self._forecasting) is not None:
+                foresight.expect(upcoming)
             return []
         used = np.concatenate([keys[-NEEDED:] for keys, _ in undecided])
         missing = np.concatenate([keys for _, keys in undecided])
         if len(used) > 1:  # more than one token may have missed an expert
             missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
             missing = missing[~self.locations.are_resident(missing)]
-        moves = self._bring(missing, set(landed), used, budget_bytes)
+        backs = self.backing is not None
+        asked = Asked(missing, landed, used, budget_bytes, self.host, backs)
+        decided = self._turn.decide(upcoming, asked) if self._turn is not None else None
+        moves, guessed = decided if decided is not None else self._bring(upcoming, asked)
+        self._note_moves(moves, guessed)
         if self._pinning.is_due:
             left = budget_bytes - self._n_bytes(move for move in moves if not move.landed)
             moves += self._pin(self._pinning.choose(self.counts.values()), used, left)
@@ -232,8 +239,7 @@ class Residency:
         absent = ~self.locations.are_resident(found) & (self.locations.pool_of[found] != NO_POOL)
         guessed = self._copyable(found[absent])
         moves = self._promote(guessed, needed, Limits(worth[guessed] / GUESS, budget_bytes))
-        self._note_reasons(moves, "guessed")
-        self._note_guesses(moves, guessed)
+        self._note_moves(moves, [move.key for move in moves])
         return moves
 
     @property
@@ -283,6 +289,7 @@ class Residency:
         policy = POLICIES[name](self.locations, self.counts)
         policy.take_over(self._policy)
         self._policy, self.settings = policy, replace(self.settings, policy=name)
+        self._turn = self._make_turn(self._plain)
         self.reset_predictions()  # of tokens that ran under another policy nothing was noted
 
     def least_slots(self, pool: int, n: int) -> Keys:
@@ -306,43 +313,51 @@ class Residency:
         """Return what forecasts, where the policy goes by that."""
         return self._foresight if self.settings.policy == "forecast" else None
 
-    def _count(
-        self,
-        routing: NDArray[np.uint32],
-        keys: Keys,
-        resident: Mask,
-        tokens: Sequence[int | None],
-    ) -> None:
-        """Note a run, as `observe` does; `resident` marks which of the keys had a slot."""
-        if (foresight := self._forecasting) is not None:
-            foresight.after_run(routing, keys, tokens)
-        first_noted = max(0, len(keys) - LEARNED)
-        for row, (used, had_slot) in enumerate(zip(keys, resident, strict=True)):
-            if self.n_tokens:
-                self.counts.advance()
-            self.counts.use(used)
-            self._pinning.note()
-            self.n_tokens += 1
-            if foresight is not None and row >= first_noted:
-                foresight.after_token(used)
-            if self._pools:
-                self._policy.note_use(used.T[had_slot.T])
+    def _make_turn(self, plain: bool) -> Turn | None:
+        """Make what takes turns in the extension; None: the policy has none there."""
+        if plain or not isinstance(self._policy, Forecast):
+            return None
+        return Turn(self.locations, self._policy, self.counts, self._foresight)
 
-    def _bring(
-        self, missing: Keys, landed: Set[int], used: Keys, budget_bytes: float
-    ) -> list[Move]:
-        """Give slots after a token to experts that it missed or that are guessed for the next."""
-        there, others = NO_KEYS, missing
-        if landed:
+    def _note(self, ids: NDArray[np.uint32], is_late: bool) -> tuple[Keys, Keys]:
+        """Note that a token used `ids` [n_layers, n_used], and return their keys.
+
+        And those without a slot, by rank, then by layer. `is_late`: chances are learned from it.
+        """
+        if (foresight := self._forecasting) is not None:
+            foresight.before_token()
+        if self.n_tokens:
+            self.counts.advance()
+        self._pinning.note()
+        self.n_tokens += 1
+        if self._turn is not None:
+            return self._turn.observe(ids, is_late)
+        keys = self.space.keys_of(ids)
+        self.counts.use(keys)
+        if foresight is not None and is_late:
+            foresight.after_token(keys)
+        by_rank = keys[self._layers].T
+        resident = self.locations.are_resident(by_rank)
+        if self._pools:
+            self._policy.note_use(by_rank[resident])
+        return keys, by_rank[~resident]
+
+    def _bring(self, upcoming: Upcoming, asked: Asked) -> tuple[list[Move], list[int]]:
+        """Give slots after a token to experts that it missed or that are guessed for the next.
+
+        Returns the moves in order, and the keys that were guessed.
+        """
+        foresight, missing, there, others = self._forecasting, asked.missing, NO_KEYS, asked.missing
+        if foresight is not None:
+            self._policy.worth = foresight.expect(upcoming)
+        if asked.landed:
+            landed = set(asked.landed)
             is_there = np.array([key in landed for key in missing.tolist()], np.bool_)
             there, others = missing[is_there], missing[~is_there]
-        others = self._copyable(others)
-        foresight, worth = self._forecasting, self._policy.worth
+        others, worth = self._copyable(others), self._policy.worth
         if foresight is None or worth is None:
-            newcomers = np.concatenate([there, others])
-            moves = self._promote(newcomers, used, Limits(None, budget_bytes, len(there)))
-            self._note_reasons(moves, "missed")
-            return moves
+            limits = Limits(None, asked.budget_bytes, len(there))
+            return self._promote(np.concatenate([there, others]), asked.used, limits), []
         guessed = NO_KEYS
         if foresight.guesses:
             absent = ~self.locations.resident & (self.locations.pool_of != NO_POOL)
@@ -352,24 +367,23 @@ class Residency:
         bids, n_landed, n_missed = worth[newcomers], len(there), len(there) + len(others)
         bids[n_landed:n_missed] /= foresight.toll
         bids[n_missed:] /= GUESS
-        moves = self._promote(newcomers, used, Limits(bids, budget_bytes, n_landed))
+        moves = self._promote(newcomers, asked.used, Limits(bids, asked.budget_bytes, n_landed))
+        coming = set(guessed.tolist())
+        return moves, [move.key for move in moves if move.key in coming]
+
+    def _note_moves(self, moves: Sequence[Move], guessed: Collection[int]) -> None:
+        """Note why experts come, if that is watched, and which of them were guessed."""
         if self.reasons is not None:
-            coming = set(guessed.tolist())
-            self._note_reasons([move for move in moves if move.key in coming], "guessed")
-            self._note_reasons([move for move in moves if move.key not in coming], "missed")
-        self._note_guesses(moves, guessed)
-        return moves
+            self.reasons.entered((move for move in moves if move.key in guessed), "guessed")
+            self.reasons.entered((move for move in moves if move.key not in guessed), "missed")
+        if guessed and self._foresight is not None:
+            hinted = [move for move in moves if move.key in guessed]
+            self._foresight.fetched([move.key for move in hinted], self._n_bytes(hinted))
 
     def _note_reasons(self, moves: Sequence[Move], why: Came) -> None:
         """Note why experts come, if that is watched."""
         if self.reasons is not None:
             self.reasons.entered(moves, why)
-
-    def _note_guesses(self, moves: Sequence[Move], guessed: Keys) -> None:
-        if guessed.size and moves and self._foresight is not None:
-            keys = set(guessed.tolist())
-            hinted = [move for move in moves if move.key in keys]
-            self._foresight.fetched([move.key for move in hinted], self._n_bytes(hinted))
 
     def _copyable(self, keys: Keys) -> Keys:
         return keys if self.host is None else keys[self.host.are_present(keys)]

@@ -92,6 +92,14 @@ class TokenTable:
         `usual` [n_keys] is the share of all tokens that use it. It stands for ids that were never
         seen, and for a third of what is expected of one that was seen once.
         """
+        rows, factors, doubts = self.known(tokens)
+        found = _residency.expect(self._experts, self._shares, rows, factors, self._space.n_experts)
+        expected: Values = found.reshape(-1)
+        expected += doubts * usual
+        return expected
+
+    def known(self, tokens: Iterable[int]) -> tuple[list[int], list[float], float]:
+        """Return the rows of these ids, how much each one counts, and how much all tokens do."""
         rows, factors, doubts = [], [], 0.0
         for token in tokens:
             row = self._row_of.get(token)
@@ -102,10 +110,12 @@ class TokenTable:
             rows.append(row)
             factors.append(n_seen / (n_seen + DOUBT))
             doubts += DOUBT / (n_seen + DOUBT)
-        found = _residency.expect(self._experts, self._shares, rows, factors, self._space.n_experts)
-        expected: Values = found.reshape(-1)
-        expected += doubts * usual
-        return expected
+        return rows, factors, doubts
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+        """Return the experts and shares of all rows [n_rows, n_layers, width], in place."""
+        return self._experts, self._shares
 
     # ----- between runs -----
 

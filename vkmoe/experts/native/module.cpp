@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "admit.hpp"
 #include "sums.hpp"
+#include "turn.hpp"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -70,6 +72,12 @@ Array<double> expected_shares(Array<uint16_t> experts, Array<uint16_t> shares,
     return sums;
 }
 
+bool are_below(const Array<int64_t>& numbers, size_t end) {
+    return std::all_of(numbers.data(), numbers.data() + numbers.size(), [=](int64_t number) {
+        return number >= 0 && static_cast<size_t>(number) < end;
+    });
+}
+
 template <class Number>
 const Number* values_of(const Array<Number>& array, size_t n, const char* what) {
     require(array.ndim() == 1 && static_cast<size_t>(array.size()) == n, what);
@@ -108,11 +116,6 @@ std::vector<std::pair<size_t, int64_t>> admit_newcomers(
                               values_of(recency, n_keys + 1, "recency is not [n_keys + 1]"),
                               n_keys,
                               n_experts};
-    const auto are_below = [](const Array<int64_t>& numbers, size_t end) {
-        return std::all_of(numbers.data(), numbers.data() + numbers.size(), [=](int64_t number) {
-            return number >= 0 && static_cast<size_t>(number) < end;
-        });
-    };
     require(are_below(keys, n_keys) && are_below(holders, n_keys + 1), "a key is not one");
     require(std::all_of(pools.data(), pools.data() + n, [=](int64_t pool) {
                 return pool == kRoomy || (pool >= 0 && static_cast<size_t>(pool) < n_pools);
@@ -152,6 +155,144 @@ Array<double> products_of_rows(const std::vector<Array<double>>& arrays) {
     return sums;
 }
 
+template <class Number>
+Array<Number> copied(const std::vector<Number>& numbers) {
+    return Array<Number>(static_cast<py::ssize_t>(numbers.size()), numbers.data());
+}
+
+using Keys = Array<int64_t>;
+// Tables of tokens, factors of counts, runs (rows, factors, doubt), shares, and which is scored.
+using LookedAt = std::tuple<Array<uint16_t>, Array<uint16_t>, std::vector<double>,
+                            std::vector<std::tuple<std::vector<size_t>, std::vector<double>, double>>,
+                            std::vector<double>, size_t>;
+// Keys: missing, those of them that landed, and those that may not leave.
+using Missed = std::tuple<Keys, std::vector<int64_t>, Keys>;
+// Places at home, whether all that leave need one, tolls of misses and of guesses, from which score
+// and how many are guessed, bytes to be copied, and the first turn.
+using Bounds = std::tuple<std::optional<Array<uint8_t>>, bool, std::pair<double, double>,
+                          std::pair<double, size_t>, double, int32_t>;
+
+/// The arrays that decisions are made in, which Python made: they stay alive, and the same ones.
+class Turn {
+public:
+    Turn(Array<uint8_t> state, Array<int64_t> slot_of, Array<bool> changed, Array<int64_t> pool_of,
+         Array<int32_t> recency, Array<bool> again, Array<int64_t> newest, Array<int64_t> floors,
+         Array<int64_t> slot_bytes, std::vector<Array<double>> counts, size_t n_experts)
+        : held_(py::make_tuple(state, slot_of, changed, pool_of, recency, again, newest, floors,
+                               slot_bytes, counts)) {
+        const auto n = static_cast<size_t>(state.size()), n_pools = static_cast<size_t>(newest.size());
+        require(n_experts > 0 && n % n_experts == 0, "state is not [n_layers * n_experts]");
+        record_ = {state.mutable_data(),
+                   const_cast<int64_t*>(values_of(slot_of, n, "slot_of is not [n_keys]")),
+                   const_cast<bool*>(values_of(changed, n, "changed is not [n_keys]")),
+                   values_of(pool_of, n, "pool_of is not [n_keys]"),
+                   const_cast<int32_t*>(values_of(recency, n + 1, "recency is not [n_keys + 1]")),
+                   const_cast<bool*>(values_of(again, n + 1, "again is not [n_keys + 1]")),
+                   newest.mutable_data(),
+                   values_of(floors, n_pools, "floors are not [n_pools]"),
+                   values_of(slot_bytes, n_pools, "slot_bytes are not [n_pools]"),
+                   {},
+                   n / n_experts,
+                   n_experts,
+                   n_pools};
+        for (auto& each : counts) {
+            values_of(each, n, "counts are not [n_keys]");
+            record_.counts.push_back(each.mutable_data());
+        }
+    }
+
+    void derive(const Array<uint8_t>& pins, const Array<int64_t>& entry_of, Array<int64_t> holders,
+                Array<bool> unpinned, const Array<int64_t>& free, Array<int64_t> n_free) {
+        const size_t n = record_.n_keys(), n_pools = record_.n_pools;
+        require(holders.ndim() == 2 && free.ndim() == 2 &&
+                    std::equal(holders.shape(), holders.shape() + 2, free.shape()) &&
+                    static_cast<size_t>(holders.shape(0)) == n_pools,
+                "holders and free are not [n_pools, n_slots]");
+        derived_ = {values_of(pins, n, "pins are not [n_keys]"),
+                    entry_of.data(),
+                    holders.mutable_data(),
+                    const_cast<bool*>(values_of(unpinned, n + 1, "unpinned is not [n_keys + 1]")),
+                    free.data(),
+                    const_cast<int64_t*>(values_of(n_free, n_pools, "n_free is not [n_pools]")),
+                    static_cast<size_t>(holders.shape(1))};
+        held_derived_ = py::make_tuple(pins, entry_of, holders, unpinned, free, n_free);
+    }
+
+    py::tuple observed(const Ids& ids, const std::vector<double>& weights, int32_t first_turn) {
+        require(ids.ndim() == 2 && static_cast<size_t>(ids.shape(0)) == record_.n_layers,
+                "ids are not [n_layers, n_used]");
+        require(std::all_of(ids.data(), ids.data() + ids.size(),
+                            [&](uint32_t id) { return id < record_.n_experts; }),
+                "an id is not below n_experts");
+        require(weights.size() <= record_.counts.size(), "more weights than counts");
+        Array<int64_t> keys({ids.shape(0), ids.shape(1)});
+        const auto missing = observe(record_, used(ids), weights, first_turn, keys.mutable_data());
+        return py::make_tuple(keys, copied(missing));
+    }
+
+    py::tuple decided(const LookedAt& looked_at, const Missed& missed, const Bounds& bounds) {
+        const auto& [missing, landed, needed] = missed;
+        const auto& [host, backs, tolls, guessing, budget_bytes, first_turn] = bounds;
+        require(!held_derived_.is_none(), "nothing was derived yet");
+        require(!backs || host.has_value(), "there are no places at home");
+        const size_t n_keys = record_.n_keys();
+        require(are_below(missing, n_keys) && are_below(needed, n_keys),
+                "a key is not one");
+        Array<double> worth(static_cast<py::ssize_t>(n_keys)), scores(worth.size());
+        const bool has_scores =
+            looked_out(looked_at, worth.mutable_data(), scores.mutable_data());
+        const auto& [likely, most] = guessing;
+        const Asked asked{missing.data(),
+                          static_cast<size_t>(missing.size()),
+                          landed,
+                          needed.data(),
+                          static_cast<size_t>(needed.size()),
+                          host ? values_of(*host, n_keys, "host is not [n_keys]") : nullptr,
+                          backs,
+                          worth.data(),
+                          has_scores && most > 0 ? scores.data() : nullptr,
+                          likely,
+                          most,
+                          tolls.first,
+                          tolls.second,
+                          budget_bytes,
+                          first_turn};
+        bool renew = false;
+        py::list moves, guessed;
+        for (const Entered& one : decide(record_, derived_, asked, renew)) {
+            moves.append(py::make_tuple(record_.pool_of[one.key], one.key, one.victim, one.landed));
+            if (one.guessed) guessed.append(one.key);
+        }
+        return py::make_tuple(worth, has_scores ? py::object(scores) : py::none(), moves, guessed,
+                              renew);
+    }
+
+private:
+    /// Finds worth, and scores if the run that they are of is known: returns whether it is.
+    bool looked_out(const LookedAt& looked_at, double* worth, double* scores) const {
+        auto [experts, shares, factors, runs, run_shares, scored] = looked_at;
+        require(factors.size() == record_.counts.size(), "not one factor for each count");
+        require(run_shares.size() == runs.size() + 1, "not one share for each run, and one");
+        const Shares known = shares_of(experts, shares);
+        require(known.n_layers == record_.n_layers, "experts are not of as many layers");
+        Outlook outlook{factors, {}, run_shares, scored};
+        for (const auto& [rows, of_rows, doubt] : runs) {
+            require(rows.size() == of_rows.size(), "not one factor for each row");
+            for (const size_t row : rows) {
+                require(row < static_cast<size_t>(experts.shape(0)), "there is no such row");
+            }
+            outlook.runs.push_back({rows, of_rows, doubt});
+        }
+        look_out(record_, known, outlook, worth, scores);
+        return scored < runs.size();
+    }
+
+    py::tuple held_;
+    py::object held_derived_ = py::none();
+    Record record_{};
+    Derived derived_{};
+};
+
 }  // namespace
 
 PYBIND11_MODULE(_residency, module) {
@@ -163,6 +304,18 @@ PYBIND11_MODULE(_residency, module) {
     module.def("admit", admit_newcomers, "keys"_a, "bids"_a, "pools"_a, "slot_bytes"_a,
                "n_landed"_a, "budget_bytes"_a, "holders"_a, "values"_a, "n_free"_a, "newest"_a,
                "floors"_a, "may_leave"_a, "needed"_a, "recency"_a, "n_experts"_a);
+    py::class_<Turn>(module, "Turn")
+        .def(py::init<Array<uint8_t>, Keys, Array<bool>, Keys, Array<int32_t>, Array<bool>, Keys,
+                      Keys, Keys, std::vector<Array<double>>, size_t>(),
+             "state"_a.noconvert(), "slot_of"_a.noconvert(), "changed"_a.noconvert(),
+             "pool_of"_a.noconvert(), "recency"_a.noconvert(), "again"_a.noconvert(),
+             "newest"_a.noconvert(), "floors"_a.noconvert(), "slot_bytes"_a.noconvert(),
+             "counts"_a.noconvert(), "n_experts"_a)
+        .def("derive", &Turn::derive, "pins"_a.noconvert(), "entry_of"_a.noconvert(),
+             "holders"_a.noconvert(), "unpinned"_a.noconvert(), "free"_a.noconvert(),
+             "n_free"_a.noconvert())
+        .def("observe", &Turn::observed, "ids"_a, "weights"_a, "first_turn"_a)
+        .def("decide", &Turn::decided, "looked_at"_a, "missed"_a, "bounds"_a);
     module.def("blend", blend_rows, "rows"_a, "factors"_a);
     module.def("products", products_of_rows, "rows"_a);
 }
