@@ -8,7 +8,7 @@ every token.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -28,7 +28,7 @@ from vkmoe.config import EngineConfig
 from vkmoe.engine import Engine
 from vkmoe.errors import GpuError
 from vkmoe.execute import expert_memory
-from vkmoe.experts.decide.locations import Move
+from vkmoe.experts.decide.keys import Keys, Mask
 from vkmoe.experts.store.slots import Landings
 from vkmoe.gpu.transfer import Transfer
 from vkmoe.kernels.experts.operations import kept_bytes
@@ -274,9 +274,9 @@ def test_what_landed_is_its_home_byte_for_byte(
         cache, read = engine.cache, transfer.read
         assert cache is not None
 
-        def keep(self: Landings, moves: Sequence[Move]) -> None:
-            real(self, moves)
-            for _, key, _, _ in moves:
+        def keep(self: Landings, keys: Keys, has_victim: Mask) -> None:
+            real(self, keys, has_victim)
+            for key in keys.tolist():
                 slot = self._slots.all[self._locations.slot_of(key)]
                 layer, (buffer, offset, _) = cache._space.layer(key), cache._homes[key]
                 n_bytes = cache._memory.span_bytes[layer]

@@ -143,6 +143,34 @@ class Turn:
         derived, which has to be found anew.
         """
 
+def misses(
+    keys: NDArray[np.int64],
+    hits: NDArray[np.bool_],
+    stored: NDArray[np.bool_] | None,
+    n_experts: int,
+    n_landing: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Count the distinct experts that were missed in each layer, and find those that landed.
+
+    `hits` mark which of `keys` [n_rows, n_layers, n_used] had slots, `stored` those that kernels
+    stored whole. Returns the counts [n_layers], and the keys that landed, with the place of their
+    layer that each is in: its rank among what its row missed there, below `n_landing`.
+    """
+
+def write_addresses(
+    changed: NDArray[np.bool_],
+    state: NDArray[np.uint8],
+    slot_of: NDArray[np.int64],
+    of_slots: NDArray[np.uint64],
+    homes: NDArray[np.uint64],
+    entries: NDArray[np.uint64],
+) -> NDArray[np.int64]:
+    """Write where the experts are that changed, and return their keys.
+
+    *Mutates* the first of `entries`, one for each key, and takes the marks of `changed` [n_keys]
+    away. An expert that is present is in its slot, the others are at home.
+    """
+
 def blend(rows: Sequence[NDArray[np.float64]], factors: Sequence[float]) -> NDArray[np.float64]:
     """Return the sum of `rows` [n], each times its factor: [n]. There must be a row."""
 

@@ -75,6 +75,17 @@ def test_many_addresses_are_set_by_number(device: Device, table: ExpertTable) ->
     assert (found[2][3], found[1][1], found[0][0]) == (111, 55, 1 << 63)
 
 
+def test_every_version_has_all_that_was_noted(device: Device, table: ExpertTable) -> None:
+    """Also what was noted before the version that was in force between: it has another copy."""
+    random = np.random.default_rng(1)
+    for n in range(1, 60):
+        for _ in range(random.integers(0, 3)):
+            keys = random.permutation(table.entries.size)[: random.integers(0, 4)]
+            table.set_all(keys, np.full(len(keys), n, np.uint64))
+        table.publish()
+        assert read(device, table, table.version) == table.entries.tolist(), n
+
+
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "staged"])
 def test_landing_places_follow_the_entries_of_their_version(
     device: Device, mapped: bool, monkeypatch: pytest.MonkeyPatch, nothing_left: None
@@ -84,7 +95,7 @@ def test_landing_places_follow_the_entries_of_their_version(
     with ExpertTable(device, 3, 4, n_landing=2) as table, Transfer(device) as transfer:
         for step in range(4):
             table.set(step % 3, step, (1 << 40) | AT_HOME)
-            table.set_landing(step % 3, step % 2, 256 * (step + 1))
+            table.set_landing(np.array([step % 3]), np.array([step % 2]), 256 * (step + 1))
             assert table.changed
             table.publish()
             offset = table.address - int(table._buffer.address)
@@ -94,7 +105,7 @@ def test_landing_places_follow_the_entries_of_their_version(
             assert table.landing[step % 3, step % 2] == 256 * (step + 1)
         assert table.range.end - table.range.start == N_VERSIONS * 8 * 18
         with pytest.raises(IndexError):
-            table.set_landing(0, 2, 256)
+            table.set_landing(np.array([0]), np.array([2]), 256)
 
 
 def test_a_version_that_is_read_is_not_written_over(table: ExpertTable) -> None:
@@ -119,22 +130,27 @@ def test_a_submit_needs_all_changes_published(table: ExpertTable) -> None:
 def test_a_slot_is_writable_when_its_last_reader_has_ended(
     table: ExpertTable, slots: SlotManager
 ) -> None:
-    slot = slots.all[3]
-    assert slot.writable(table.oldest_read), "never mapped"
+    ours, another = np.array([3]), np.array([2])
+
+    def is_writable() -> bool:
+        assert slots.are_writable(another, table.oldest_read).all(), "it was never mapped"
+        return bool(slots.are_writable(ours, table.oldest_read).all())
+
+    assert is_writable(), "never mapped"
     table.publish()
     first = table.begin()
-    slots.unmap([slot], table.version)
+    slots.unmap(ours, table.version)
     table.set(1, 0, 5)  # leads elsewhere from the next version on
-    assert not slot.writable(table.oldest_read), "the submit in flight reads it"
+    assert not is_writable(), "the submit in flight reads it"
     table.publish()
     second = table.begin()
-    assert not slot.writable(table.oldest_read)
+    assert not is_writable()
     table.end(first)
     table.end(first)
-    assert slot.writable(table.oldest_read), "only a later version is read"
+    assert is_writable(), "only a later version is read"
     table.end(second)
-    slots.unmap([slot], table.version)
-    assert slot.writable(table.oldest_read), "the next submit reads a later version"
+    slots.unmap(ours, table.version)
+    assert is_writable(), "the next submit reads a later version"
 
 
 def test_slots_are_cleared_or_poisoned_and_lie_in_the_stated_memory(

@@ -264,9 +264,9 @@ class Locations:
         found: Keys = held[np.isin(self._slot_of[held], numbers)]
         return found
 
-    def landing_in(self, numbers: Keys) -> list[tuple[int, int]]:
-        """Return which landing slots are among these, by layer and index."""
-        return [(int(layer), int(i)) for layer, i in np.argwhere(np.isin(self.landing, numbers))]
+    def landing_in(self, numbers: Keys) -> Keys:
+        """Return which landing slots are among these, by layer and index: [2, n]."""
+        return np.array(np.isin(self.landing, numbers).nonzero())
 
     def pools_of_slots(self, numbers: Keys) -> Keys:
         """Return the pools that these slots belong to."""
@@ -319,7 +319,7 @@ class Locations:
         Must hold: no expert has one, and each pool has as many free slots that stay.
         """
         assert not self.in_slots(numbers).size, "experts have slots that are to go"
-        for layer, index in self.landing_in(numbers):
+        for layer, index in self.landing_in(numbers).T:
             pool = int(self.pool_of[layer * self.space.n_experts])
             free = self._free_besides(pool, numbers)
             self._derived = None

@@ -15,7 +15,7 @@ public:
     Pool(const Residents& all, size_t index)
         : all_(all),
           keys_(all.keys + index * all.n_slots),
-          values_(all.values + index * all.n_slots),
+          values_(all.values == nullptr ? nullptr : all.values + index * all.n_slots),
           n_free_(all.n_free[index]),
           newest_(all.newest[index]),
           taken_(all.n_slots) {
@@ -32,21 +32,22 @@ public:
     size_t first_for(int64_t newcomer) const {
         size_t best = kNone, last = kNone;
         for (size_t slot = 0; slot < all_.n_slots; ++slot) {
-            if (taken_[slot] || !is_held(slot)) continue;
+            if (!is_held(slot)) continue;
             const int64_t key = keys_[slot];
-            if (!all_.may_leave[key] || all_.needed[key] || !can_spare(key, newcomer)) continue;
-            if (key == newest_) {
-                last = slot;
-            } else if (best == kNone || is_before(slot, best)) {
-                best = slot;
-            }
+            // First what most slots fail by: there are many.
+            if (best != kNone && !is_before(slot, best) && key != newest_) continue;
+            if (taken_[slot] || !all_.may_leave[key] || all_.needed[key]) continue;
+            if (!can_spare(key, newcomer)) continue;
+            (key == newest_ ? last : best) = slot;
         }
         return best == kNone ? last : best;
     }
 
     int64_t key(size_t slot) const { return keys_[slot]; }
 
-    double value(size_t slot) const { return values_[slot]; }
+    double value(size_t slot) const {
+        return values_ == nullptr ? all_.worth[keys_[slot]] : values_[slot];
+    }
 
     void take_free(int64_t newcomer) {
         --n_free_;
@@ -72,7 +73,7 @@ private:
 
     bool is_before(size_t slot, size_t other) const {
         // Sums that differ by rounding alone are equal.
-        const auto one = static_cast<float>(values_[slot]), two = static_cast<float>(values_[other]);
+        const auto one = static_cast<float>(value(slot)), two = static_cast<float>(value(other));
         if (one != two) return one < two;
         return all_.recency[keys_[slot]] < all_.recency[keys_[other]];
     }

@@ -25,6 +25,7 @@ struct Newcomers {
 struct Residents {
     const int64_t* keys;   // [pool, slot]: n_keys where a slot has none, or is to land in
     const double* values;  // [pool, slot]: the lowest leaves first; of equals the least recent
+    const double* worth;   // [n_keys]: the same by key, where there are no values
     const int64_t* n_free;  // [pool]
     const int64_t* newest;  // [pool]: leaves only if no other may
     const int64_t* floors;  // [pool]: residents that a layer keeps, but for its own

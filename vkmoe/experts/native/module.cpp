@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -68,7 +69,9 @@ Array<double> expected_shares(Array<uint16_t> experts, Array<uint16_t> shares,
     }
     Array<double> sums({known.n_layers, n_experts});
     std::fill_n(sums.mutable_data(), sums.size(), 0.0);
-    add_shares(known, rows, factors, n_experts, sums.mutable_data());
+    for (size_t layer = 0; layer < known.n_layers; ++layer) {
+        add_shares(known, layer, rows, factors, sums.mutable_data() + layer * n_experts);
+    }
     return sums;
 }
 
@@ -106,6 +109,7 @@ std::vector<std::pair<size_t, int64_t>> admit_newcomers(
                               budget_bytes};
     const Residents residents{holders.data(),
                               values.data(),
+                              nullptr,
                               values_of(n_free, n_pools, "n_free is not [n_pools]"),
                               values_of(newest, n_pools, "newest is not [n_pools]"),
                               values_of(floors, n_pools, "floors are not [n_pools]"),
@@ -160,6 +164,50 @@ Array<Number> copied(const std::vector<Number>& numbers) {
     return Array<Number>(static_cast<py::ssize_t>(numbers.size()), numbers.data());
 }
 
+/// Distinct misses of each layer, the keys that landed, and where in their layer.
+py::tuple misses_of(const Array<int64_t>& keys, const Array<bool>& hits,
+                    const std::optional<Array<bool>>& stored, size_t n_experts, size_t n_landing) {
+    const auto has_shape = [&](const Array<bool>& marks) {
+        return marks.ndim() == 3 && std::equal(keys.shape(), keys.shape() + 3, marks.shape());
+    };
+    require(keys.ndim() == 3, "keys are not [n_rows, n_layers, n_used]");
+    require(has_shape(hits) && (!stored || has_shape(*stored)), "marks are not shaped like keys");
+    const Used shape{nullptr, static_cast<size_t>(keys.shape(1)),
+                     static_cast<size_t>(keys.shape(2))};
+    require(are_below(keys, shape.n_layers * n_experts), "a key is not one");
+    const Misses found =
+        misses(keys.data(), hits.data(), stored ? stored->data() : nullptr,
+               static_cast<size_t>(keys.shape(0)), shape, n_experts, n_landing);
+    return py::make_tuple(copied(found.n_of_layer), copied(found.landed), copied(found.places));
+}
+
+/// Addresses of the experts that changed go into `entries`: of their slots if they are present.
+Array<int64_t> write_addresses(Array<bool> changed, const Array<uint8_t>& state,
+                               const Array<int64_t>& slot_of, const Array<uint64_t>& of_slots,
+                               const Array<uint64_t>& homes, Array<uint64_t> entries) {
+    const auto n = static_cast<size_t>(changed.size()), n_slots = static_cast<size_t>(of_slots.size());
+    bool* const marks = changed.mutable_data();
+    bool* const end = marks + n;
+    const auto next = [=](bool* from) {  // far faster than one by one: nearly none is marked
+        void* const found = from == end ? nullptr : std::memchr(from, 1, end - from);
+        return found == nullptr ? end : static_cast<bool*>(found);
+    };
+    const uint8_t* const states = values_of(state, n, "state is not [n_keys]");
+    const int64_t* const slots = values_of(slot_of, n, "slot_of is not [n_keys]");
+    const uint64_t* const at_home = values_of(homes, n, "homes are not [n_keys]");
+    require(static_cast<size_t>(entries.size()) >= n, "there are fewer entries than keys");
+    std::vector<int64_t> written;
+    for (bool* mark = next(marks); mark != end; mark = next(mark + 1)) {
+        const auto key = static_cast<size_t>(mark - marks);
+        const bool has_slot = states[key] == kPresent;
+        require(!has_slot || static_cast<size_t>(slots[key]) < n_slots, "there is no such slot");
+        entries.mutable_data()[key] = has_slot ? of_slots.data()[slots[key]] : at_home[key];
+        written.push_back(static_cast<int64_t>(key));
+        *mark = false;
+    }
+    return copied(written);
+}
+
 using Keys = Array<int64_t>;
 // Tables of tokens, factors of counts, runs (rows, factors, doubt), shares, and which is scored.
 using LookedAt = std::tuple<Array<uint16_t>, Array<uint16_t>, std::vector<double>,
@@ -179,7 +227,9 @@ public:
          Array<int32_t> recency, Array<bool> again, Array<int64_t> newest, Array<int64_t> floors,
          Array<int64_t> slot_bytes, std::vector<Array<double>> counts, size_t n_experts)
         : held_(py::make_tuple(state, slot_of, changed, pool_of, recency, again, newest, floors,
-                               slot_bytes, counts)) {
+                               slot_bytes, counts)),
+          worth_(state.size()),
+          scores_(state.size()) {
         const auto n = static_cast<size_t>(state.size()), n_pools = static_cast<size_t>(newest.size());
         require(n_experts > 0 && n % n_experts == 0, "state is not [n_layers * n_experts]");
         record_ = {state.mutable_data(),
@@ -238,9 +288,7 @@ public:
         const size_t n_keys = record_.n_keys();
         require(are_below(missing, n_keys) && are_below(needed, n_keys),
                 "a key is not one");
-        Array<double> worth(static_cast<py::ssize_t>(n_keys)), scores(worth.size());
-        const bool has_scores =
-            looked_out(looked_at, worth.mutable_data(), scores.mutable_data());
+        const bool has_scores = looked_out(looked_at);
         const auto& [likely, most] = guessing;
         const Asked asked{missing.data(),
                           static_cast<size_t>(missing.size()),
@@ -249,8 +297,8 @@ public:
                           static_cast<size_t>(needed.size()),
                           host ? values_of(*host, n_keys, "host is not [n_keys]") : nullptr,
                           backs,
-                          worth.data(),
-                          has_scores && most > 0 ? scores.data() : nullptr,
+                          worth_.data(),
+                          has_scores && most > 0 ? scores_.data() : nullptr,
                           likely,
                           most,
                           tolls.first,
@@ -263,13 +311,13 @@ public:
             moves.append(py::make_tuple(record_.pool_of[one.key], one.key, one.victim, one.landed));
             if (one.guessed) guessed.append(one.key);
         }
-        return py::make_tuple(worth, has_scores ? py::object(scores) : py::none(), moves, guessed,
-                              renew);
+        return py::make_tuple(worth_, has_scores ? py::object(scores_) : py::none(), moves,
+                              guessed, renew);
     }
 
 private:
     /// Finds worth, and scores if the run that they are of is known: returns whether it is.
-    bool looked_out(const LookedAt& looked_at, double* worth, double* scores) const {
+    bool looked_out(const LookedAt& looked_at) {
         auto [experts, shares, factors, runs, run_shares, scored] = looked_at;
         require(factors.size() == record_.counts.size(), "not one factor for each count");
         require(run_shares.size() == runs.size() + 1, "not one share for each run, and one");
@@ -283,12 +331,13 @@ private:
             }
             outlook.runs.push_back({rows, of_rows, doubt});
         }
-        look_out(record_, known, outlook, worth, scores);
+        look_out(record_, known, outlook, worth_.mutable_data(), scores_.mutable_data());
         return scored < runs.size();
     }
 
     py::tuple held_;
     py::object held_derived_ = py::none();
+    Array<double> worth_, scores_;  // made once: fresh memory would cost more than what is written
     Record record_{};
     Derived derived_{};
 };
@@ -317,6 +366,10 @@ PYBIND11_MODULE(_residency, module) {
         .def("observe", &Turn::observed, "ids"_a, "weights"_a, "first_turn"_a)
         .def("decide", &Turn::decided, "looked_at"_a, "missed"_a, "bounds"_a);
     module.def("blend", blend_rows, "rows"_a, "factors"_a);
+    module.def("misses", misses_of, "keys"_a, "hits"_a, "stored"_a, "n_experts"_a, "n_landing"_a);
+    module.def("write_addresses", write_addresses, "changed"_a.noconvert(), "state"_a.noconvert(),
+               "slot_of"_a.noconvert(), "of_slots"_a.noconvert(), "homes"_a.noconvert(),
+               "entries"_a.noconvert());
     module.def("products", products_of_rows, "rows"_a);
 }
 

@@ -55,19 +55,13 @@ void learn_token(const Shares& known, size_t row, const Used& used, unsigned n) 
     }
 }
 
-void add_shares(const Shares& known, const std::vector<size_t>& rows,
-                const std::vector<double>& factors, size_t n_experts, double* sums) {
-    const size_t n_entries = known.n_layers * known.width;
+void add_shares(const Shares& known, size_t layer, const std::vector<size_t>& rows,
+                const std::vector<double>& factors, double* sums) {
     for (size_t k = 0; k < rows.size(); ++k) {
-        const uint16_t* const experts = known.experts + rows[k] * n_entries;
-        const uint16_t* const shares = known.shares + rows[k] * n_entries;
+        const size_t first = (rows[k] * known.n_layers + layer) * known.width;
         const double factor = factors[k] / kWhole;
-        for (size_t layer = 0; layer < known.n_layers; ++layer) {
-            double* const of_layer = sums + layer * n_experts;
-            const size_t first = layer * known.width;
-            for (size_t i = first; i < first + known.width; ++i) {
-                of_layer[experts[i]] += factor * shares[i];
-            }
+        for (size_t i = first; i < first + known.width; ++i) {
+            sums[known.experts[i]] += factor * known.shares[i];
         }
     }
 }

@@ -31,9 +31,9 @@ constexpr size_t kMostUsed = 256;  // experts of a layer that a token uses, at m
 /// that of the smallest share, if it is smaller than its own.
 void learn_token(const Shares& known, size_t row, const Used& used, unsigned n);
 
-/// The sum of the shares in these rows, each times its factor, is added to `sums` [layer, n_experts].
-void add_shares(const Shares& known, const std::vector<size_t>& rows,
-                const std::vector<double>& factors, size_t n_experts, double* sums);
+/// The sum of a layer's shares in these rows, each times its factor, is added to `sums` [n_experts].
+void add_shares(const Shares& known, size_t layer, const std::vector<size_t>& rows,
+                const std::vector<double>& factors, double* sums);
 
 using Rows = std::vector<const double*>;  // [n_rows][n]
 

@@ -79,21 +79,12 @@ std::vector<char> needed(const Record& record, const Asked& asked) {
 
 std::vector<Admitted> admitted(const Record& record, const Derived& derived, const Asked& asked,
                                const Claims& all) {
-    const size_t n = all.keys.size(), n_entries = record.n_pools * derived.n_slots;
+    const size_t n = all.keys.size();
     std::vector<int64_t> pools(n), slot_bytes(n), n_waiting(record.n_pools);
     for (size_t i = 0; i < n; ++i) {
         pools[i] = record.pool_of[all.keys[i]];
         slot_bytes[i] = record.slot_bytes[pools[i]];
         ++n_waiting[pools[i]];
-    }
-    std::vector<double> values(n_entries);
-    for (size_t pool = 0; pool < record.n_pools; ++pool) {
-        if (n_waiting[pool] <= derived.n_free[pool]) continue;
-        const size_t first = pool * derived.n_slots;
-        for (size_t i = first; i < first + derived.n_slots; ++i) {
-            const auto key = static_cast<size_t>(derived.holders[i]);
-            if (key < record.n_keys()) values[i] = asked.worth[key];
-        }
     }
     for (int64_t& pool : pools) {
         if (n_waiting[pool] <= derived.n_free[pool]) pool = kRoomy;
@@ -102,7 +93,8 @@ std::vector<Admitted> admitted(const Record& record, const Derived& derived, con
     const Newcomers newcomers{all.keys.data(), all.bids.data(), pools.data(), slot_bytes.data(),
                               n,               all.n_landed,    asked.budget_bytes};
     const Residents residents{derived.holders,
-                              values.data(),
+                              nullptr,
+                              asked.worth,
                               derived.n_free,
                               record.newest,
                               record.floors,
@@ -167,23 +159,49 @@ std::vector<int64_t> observe(const Record& record, const Used& used,
 
 void look_out(const Record& record, const Shares& known, const Outlook& outlook, double* worth,
               double* scores) {
-    const size_t n_keys = record.n_keys();
-    std::vector<double> usual(n_keys), expected;
-    blend({record.counts.begin(), record.counts.end()}, outlook.factors, n_keys, usual.data());
-    const double rest = outlook.shares.back();
-    for (size_t key = 0; key < n_keys; ++key) worth[key] = rest * usual[key];
-    for (size_t each = 0; each < outlook.runs.size(); ++each) {
-        const Run& run = outlook.runs[each];
-        expected.assign(n_keys, 0.0);
-        add_shares(known, run.rows, run.factors, record.n_experts, expected.data());
-        const double doubt = run.doubt, share = outlook.shares[each];
-        for (size_t key = 0; key < n_keys; ++key) {
-            const double chance = std::min(expected[key] + doubt * usual[key], 1.0);
-            expected[key] = chance;
-            worth[key] += share * chance;
+    const size_t n = record.n_experts;
+    std::vector<double> usual(n), chances(n);
+    for (size_t layer = 0; layer < record.n_layers; ++layer, worth += n, scores += n) {
+        Rows rows;
+        for (const double* const counts : record.counts) rows.push_back(counts + layer * n);
+        blend(rows, outlook.factors, n, usual.data());
+        const double rest = outlook.shares.back();
+        for (size_t id = 0; id < n; ++id) worth[id] = rest * usual[id];
+        for (size_t each = 0; each < outlook.runs.size(); ++each) {
+            const Run& run = outlook.runs[each];
+            const double doubt = run.doubt, share = outlook.shares[each];
+            std::fill(chances.begin(), chances.end(), 0.0);
+            add_shares(known, layer, run.rows, run.factors, chances.data());
+            for (size_t id = 0; id < n; ++id) {
+                chances[id] = std::min(chances[id] + doubt * usual[id], 1.0);
+                worth[id] += share * chances[id];
+            }
+            if (each == outlook.scored) std::copy(chances.begin(), chances.end(), scores);
         }
-        if (each == outlook.scored) std::copy(expected.begin(), expected.end(), scores);
     }
+}
+
+Misses misses(const int64_t* keys, const bool* hits, const bool* stored, size_t n_rows,
+              const Used& shape, size_t n_experts, size_t n_landing) {
+    Misses found{std::vector<int64_t>(shape.n_layers), {}, {}};
+    std::vector<char> is_counted(shape.n_layers * n_experts);
+    for (size_t row = 0; row < n_rows; ++row) {
+        for (size_t layer = 0; layer < shape.n_layers; ++layer) {
+            size_t place = 0;
+            for (size_t rank = 0; rank < shape.n_used; ++rank, ++keys, ++hits) {
+                const size_t i = (row * shape.n_layers + layer) * shape.n_used + rank;
+                if (*hits) continue;
+                if (!is_counted[*keys]) ++found.n_of_layer[layer];
+                is_counted[*keys] = true;
+                if (stored != nullptr && stored[i] && place < n_landing) {
+                    found.landed.push_back(*keys);
+                    found.places.push_back(static_cast<int64_t>(place));
+                }
+                ++place;
+            }
+        }
+    }
+    return found;
 }
 
 std::vector<Entered> decide(const Record& record, const Derived& derived, const Asked& asked,

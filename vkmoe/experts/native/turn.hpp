@@ -68,6 +68,16 @@ struct Outlook {
 void look_out(const Record& record, const Shares& known, const Outlook& outlook, double* worth,
               double* scores);
 
+/// Of keys [row, layer, n_used] that are no hits, as many marks: how many are distinct in each layer
+/// [n_layers]; and those that landed, with the place of their layer they are in, from 0 on. That is
+/// their rank among what their row missed there. Those of some rank `n_landing` landed nowhere.
+struct Misses {
+    std::vector<int64_t> n_of_layer, landed, places;
+};
+
+Misses misses(const int64_t* keys, const bool* hits, const bool* stored, size_t n_rows,
+              const Used& shape, size_t n_experts, size_t n_landing);
+
 /// What is to be decided.
 struct Asked {
     const int64_t* missing;  // without a slot, distinct

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.errors import GpuError
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import FREE, Move
 from vkmoe.experts.decide.reasons import Left
@@ -240,15 +241,11 @@ class ExpertCache:
         """
         keys, budget = self.residency.observe(routing, tokens), self._ways.budget
         hits = self._steps.hits(keys)
-        missed = ~hits
-        n_missed = count_misses(keys, missed, self._space.n_experts)
+        # Misses that may land are of one row; those of the others are not filled.
+        n_missed, self._landed = self._landings.misses(keys, hits, filled)
         missed_bytes = int(n_missed.dot(self._span_bytes))
         self.missed_bytes += missed_bytes
         self._steps.over()
-        self._landed = []
-        if filled is not None and self._lands:
-            # Misses that may land are of one row; those of the others are not filled.
-            self._landed = self._landings.landed(keys, missed.cumsum(axis=2), missed & filled)
         if self._tier.is_copying and not (self._ways.wait or self._ways.punctual):
             used = np.zeros(self._space.n_keys, np.bool_)
             used[keys] = True
@@ -372,7 +369,7 @@ class ExpertCache:
                 numbers = self.residency.least_slots(pool, -n_more)
                 if not self._leave(numbers, "fewer slots"):
                     raise GpuError("the experts of these slots could not be written back", "")
-                self._memory.slots.poison(self._memory.slots.at(numbers))
+                self._memory.slots.poison(numbers)
                 self._idle = np.union1d(self._idle, numbers)
             elif n_more > 0:
                 ours = self._idle[locations.pools_of_slots(self._idle) == pool][:n_more]
@@ -456,7 +453,7 @@ class ExpertCache:
         self._landed = []
         self._landings.offer()
         self._publish()
-        assert all(slot.writable(self._table.oldest_read) for slot in slots.at(numbers))
+        assert slots.are_writable(numbers, self._table.oldest_read).all()
         return True
 
     def _end_copies(self) -> None:
@@ -494,6 +491,13 @@ class ExpertCache:
 
     def _write_addresses(self) -> None:
         """Let the table's next version lead to where the experts are."""
+        if self.pool is None and self._cpu is None:
+            locations, slots = self.residency.locations, self._memory.slots
+            state, slot_of, changed, _ = locations.record
+            homes, entries = self._home_addresses, self._table.entries
+            arrays = (changed, state, slot_of, slots.addresses, homes, entries)
+            self._table.note(_residency.write_addresses(*arrays))
+            return
         keys = self._changed.nonzero()[0]
         if not keys.size:
             return
@@ -527,23 +531,11 @@ class ExpertCache:
         """Keep the experts that have landed, and begin to copy the others."""
         landed = [move for move in moves if move.landed]
         if landed:
-            self._landings.keep(landed)
+            keys = np.array([move.key for move in landed], np.int64)
+            has_victim = np.array([move.victim != FREE for move in landed], np.bool_)
+            self._landings.keep(keys, has_victim)
             self._n_landed += len(landed)
-            n = self._space.n_experts
-            self.landed_bytes += sum([int(self._span_bytes[move.key // n]) for move in landed])
-            self._tier.counters.n_evictions += sum(move.victim != FREE for move in landed)
+            self.landed_bytes += int(self._span_bytes[keys // self._space.n_experts].sum())
+            self._tier.counters.n_evictions += int(np.count_nonzero(has_victim))
             moves = [move for move in moves if not move.landed]
         self._tier.bring(moves, self._ways.wait, urgent=self._ways.punctual)
-
-
-def count_misses(keys: Keys, missed: Mask, n_experts: int) -> Keys:
-    """Count the distinct experts that rows missed in each layer: [n_layers].
-
-    Both are [n_rows, n_layers, n_used].
-    """
-    if len(keys) == 1:
-        counts: Keys = missed[0].sum(axis=1)
-    else:
-        distinct = np.unique(keys[missed]) // n_experts
-        counts = np.bincount(distinct, minlength=keys.shape[1])
-    return counts

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from vkmoe.closing import Closing
 from vkmoe.errors import OutOfMemoryError
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
-from vkmoe.experts.decide.locations import FREE, NO_SLOT, Locations, Move
+from vkmoe.experts.decide.locations import NO_SLOT, Locations
 from vkmoe.experts.decide.settings import PoolSpec
 from vkmoe.experts.store.table import NOWHERE, ExpertTable
 from vkmoe.gpu.arena import Arena, Placement, lay_out_slots
@@ -33,7 +34,6 @@ class Slot:
 
     memory: Placement
     pool: int
-    last_mapped: int = -1  # the last table version that led to it
     address: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,13 +42,6 @@ class Slot:
     def move(self, memory: Placement) -> None:
         """Have other memory. Mutates."""
         self.memory, self.address = memory, memory.address
-
-    def writable(self, oldest_read: int) -> bool:
-        """Return whether no submit, in flight or to come, can read this slot, which is not mapped.
-
-        `oldest_read` is the oldest table version that one of them reads.
-        """
-        return self.last_mapped < oldest_read
 
 
 class SlotManager(Closing):
@@ -73,6 +66,7 @@ class SlotManager(Closing):
         self._freed: list[tuple[Arena, int, Keys]] = []  # chunks: their bytes, and their slots
         self.all: list[Slot] = []  # by number, pool after pool
         self.addresses: NDArray[np.uint64]  # of each slot, by number
+        self._last_mapped: Keys  # the last table version that led to each
         try:
             self._allocate()
         except BaseException:
@@ -92,27 +86,34 @@ class SlotManager(Closing):
             for chunk in self._arenas[size].chunks
         )
 
-    @staticmethod
-    def unmap(slots: Iterable[Slot], version: int) -> None:
+    def unmap(self, numbers: Keys, version: int) -> None:
         """Note that table versions up to `version` may lead to these slots, but no later one."""
-        for slot in slots:
-            slot.last_mapped = version
+        self._last_mapped[numbers] = version
 
-    def at(self, numbers: NDArray[np.int64]) -> list[Slot]:
+    def are_writable(self, numbers: Keys, oldest_read: int) -> Mask:
+        """Return which of these slots, which are not mapped, no submit can read any more.
+
+        Neither one in flight nor one to come: `oldest_read` is the oldest table version that one of
+        them reads.
+        """
+        found: Mask = self._last_mapped[numbers] < oldest_read
+        return found
+
+    def at(self, numbers: Keys) -> list[Slot]:
         """Return the slots of these numbers."""
         return [*map(self.all.__getitem__, numbers.tolist())]
 
-    def poison(self, slots: Iterable[Slot]) -> None:
+    def poison(self, numbers: Keys) -> None:
         """Fill slots that must not be read with NaN; does nothing unless asked for when made."""
         if self._poison:
-            self._fill(slots)
+            self._fill(self.at(numbers))
 
-    def copy(self, sources: Sequence[Slot], targets: Sequence[Slot]) -> None:
+    def copy(self, sources: Keys, targets: Keys) -> None:
         """Copy what is in slots to others of their pools, and wait. Raises GpuErrors."""
-        if not sources:
+        if not sources.size:
             return
         with self._device.recorded("moving experts to other slots") as recorder:
-            for source, target in zip(sources, targets, strict=True):
+            for source, target in zip(self.at(sources), self.at(targets), strict=True):
                 a, b, n_bytes = source.memory, target.memory, self._pools[source.pool].slot_bytes
                 recorder.copy(a.buffer, a.offset, b.buffer, b.offset, n_bytes)
 
@@ -185,6 +186,7 @@ class SlotManager(Closing):
             slots[index].append(Slot(self._arenas[size].place(size), index))
         self.all = [slot for of_pool in slots for slot in of_pool]
         self.addresses = np.array([slot.address for slot in self.all], np.uint64)
+        self._last_mapped = np.full(len(self.all), -1, np.int64)
         if self._intent == "device" or self._poison:
             self._fill(self.all)
 
@@ -215,60 +217,53 @@ class Landings:
         """Fill the table's entries. Must hold: no expert has a slot, no submit is in flight."""
         self._table, self._locations, self._slots = table, locations, slots
         locations.set_apart(slots.n_landing)
+        layers = np.arange(len(table.landing))
         for index, memory in enumerate(scratch[: table.landing.shape[1]]):
-            for layer in range(len(table.landing)):
-                table.set_landing(layer, index, memory.address)
-        # Entries to offer when no submit reads their slots any more: (layer, index).
-        entries = np.ndindex(*locations.landing.shape)
-        self._waiting = [entry for entry in entries if locations.landing[entry] != NO_SLOT]
-        self._landed: dict[int, int] = {}  # of the last token: rank among its layer's misses
+            table.set_landing(layers, np.full_like(layers, index), memory.address)
+        # Layers and indices of what is to be offered when no submit reads its slot any more [2, n].
+        self._waiting: Keys = np.array((locations.landing != NO_SLOT).nonzero())
+        # Of experts that landed in the last run: which place of their layer they are in [n_keys].
+        self._places: Keys = np.zeros(locations.space.n_keys, np.int64)
         self.offer()
 
     def offer(self) -> None:
         """Offer those that no submit reads any more, in the table's next version."""
-        if not self._waiting:
+        if not self._waiting.size:
             return
-        landing, oldest = self._locations.landing, self._table.oldest_read
-        waiting = []
-        for layer, index in self._waiting:
-            slot = self._slots.all[landing.item(layer, index)]
-            if slot.writable(oldest):
-                self._table.set_landing(layer, index, slot.address)
-            else:
-                self._table.set_landing(layer, index, NOWHERE)
-                waiting.append((layer, index))
-        self._waiting = waiting
+        layers, indices = self._waiting
+        numbers, slots = self._locations.landing[layers, indices], self._slots
+        able = slots.are_writable(numbers, self._table.oldest_read)
+        addresses = np.where(able, slots.addresses[numbers], np.uint64(NOWHERE))
+        self._table.set_landing(layers, indices, addresses)
+        self._waiting = self._waiting[:, ~able]
 
-    def move(self, entries: Sequence[tuple[int, int]]) -> None:
-        """Note that other slots take the place of these, by layer and index; offered when free."""
-        self._waiting += [entry for entry in entries if entry not in self._waiting]
-        self._landed = {}
+    def move(self, entries: Keys) -> None:
+        """Note that other slots take the place of these, by layer and index [2, n].
 
-    def landed(self, keys: Keys, rank: Keys, filled: Mask) -> list[int]:
-        """Return which experts kernels stored whole in a landing slot; all arrays are alike.
-
-        `filled` are those found at home whose landing slot got every byte, as the kernels reported;
-        `rank` counts the experts of a layer that were at home, from 1 on.
+        They are offered when they are free.
         """
-        here = filled & (rank <= self._slots.n_landing)
-        found: list[int] = keys[here].tolist()
-        self._landed = dict(zip(found, rank[here].tolist(), strict=True))
-        return list(self._landed)
+        self._waiting = np.unique(np.concatenate([self._waiting, entries], axis=1), axis=1)
 
-    def keep(self, moves: Sequence[Move]) -> None:
-        """Let experts that landed have the slots they are in.
+    def misses(self, keys: Keys, hits: Mask, stored: Mask | None) -> tuple[Keys, list[int]]:
+        """Count the distinct experts that a run missed in each layer: [n_layers].
+
+        `hits` are those of `keys` [n_rows, n_layers, n_used] that had slots. Returns with it which
+        experts kernels stored whole in a landing slot, of those that they report as `stored`.
+        """
+        n_experts, n_landing = self._locations.space.n_experts, self._slots.n_landing
+        n_missed, landed, places = _residency.misses(keys, hits, stored, n_experts, n_landing)
+        self._places[landed] = places
+        found: list[int] = landed.tolist()
+        return n_missed, found
+
+    def keep(self, keys: Keys, has_victim: Mask) -> None:
+        """Let experts that landed have the slots they are in, some in place of a victim.
 
         Their layers land in the slots that were decided for them, once these are offered.
         """
-        locations, slots, version = self._locations, self._slots, self._table.version
-        keys = np.array([move.key for move in moves], np.int64)
-        layers = keys // locations.space.n_experts
-        indices = np.array([self._landed[move.key] - 1 for move in moves], np.int64)
-        given = slots.at(locations.slots_of(keys))
-        slots.unmap(
-            (slot for slot, move in zip(given, moves, strict=True) if move.victim != FREE), version
-        )
-        entries = list(zip(layers.tolist(), indices.tolist(), strict=True))
-        self._waiting += entries
+        locations, slots = self._locations, self._slots
+        layers, indices = keys // locations.space.n_experts, self._places[keys]
+        slots.unmap(locations.slots_of(keys)[has_victim], self._table.version)
+        self._waiting = np.concatenate([self._waiting, (layers, indices)], axis=1)
         locations.land(keys, layers, indices)
-        slots.poison(slots.all[locations.landing.item(entry)] for entry in entries)
+        slots.poison(locations.landing[layers, indices])

@@ -62,9 +62,9 @@ class ExpertTable(Closing):
         self._buffer = device.allocate("bar", N_VERSIONS * self._all.nbytes, "expert table")
         self._first = int(self._buffer.address)  # the address of all versions
         self._transfer = Transfer(device, staging_bytes=max(16, self._all.nbytes))
-        self._words = self._all.data  # to copy all of them, NumPy's own ways take longer
         self._mapped = self._mapped_copies()
-        self._stale = [True] * N_VERSIONS  # which copies lack an address
+        # The entries that each copy lacks; None: all.
+        self._stale: list[list[Keys] | None] = [None] * N_VERSIONS
         self._readers: dict[int, int] = {}  # submits in flight, and the version each reads
         self._n_begun = 0
         self.version = 0  # the one the next submit reads; 0: none is published
@@ -83,22 +83,29 @@ class ExpertTable(Closing):
     @property
     def changed(self) -> bool:
         """Return whether addresses were set that the version in force does not have."""
-        return self._stale[self._copy]
+        return self._stale[self._copy] != []
 
     def set(self, layer: int, expert: int, address: int) -> None:
         """Note an address; it is part of the version that `publish()` makes."""
-        self._stale = [True] * N_VERSIONS
         self.entries[layer, expert] = address
+        self.note(np.array([layer * self.entries.shape[1] + expert]))
 
     def set_all(self, keys: Keys, addresses: NDArray[np.uint64]) -> None:
         """Note the addresses of the experts of these keys."""
-        self._stale = [True] * N_VERSIONS
         self._all[keys] = addresses
+        self.note(keys)
 
-    def set_landing(self, layer: int, index: int, address: int) -> None:
-        """Note where the `index`-th miss of a layer may land; 0 = nowhere."""
-        self._stale = [True] * N_VERSIONS
-        self.landing[layer, index] = address
+    def set_landing(self, layers: Keys, indices: Keys, addresses: NDArray[np.uint64] | int) -> None:
+        """Note where misses of layers may land, the `indices`-th of each; 0 = nowhere."""
+        self.landing[layers, indices] = addresses
+        self.note(self.entries.size + layers * self.landing.shape[1] + indices)
+
+    def note(self, entries: Keys) -> None:
+        """Note that these of `entries` were written to, or of `landing`, which is behind them."""
+        if entries.size:
+            for stale in self._stale:
+                if stale is not None:
+                    stale.append(entries)
 
     def publish(self) -> None:
         """Make a version of the noted addresses, for the next submit. Does nothing without changes.
@@ -112,7 +119,7 @@ class ExpertTable(Closing):
         self._write(target)
         self.n_writes += 1
         self.version += 1
-        self._stale[target] = False
+        self._stale[target] = []
 
     # ----- which versions are read -----
 
@@ -144,18 +151,22 @@ class ExpertTable(Closing):
         self._transfer.close()
         self._buffer.close()
 
-    def _mapped_copies(self) -> tuple[memoryview, ...]:
+    def _mapped_copies(self) -> tuple[NDArray[np.uint64], ...]:
         """Return the copies in place; none where the memory is not mapped."""
         view = self._transfer.view(self._buffer)
         if view is None:
             return ()
-        words, n = view.view(np.uint64).data, self._all.size
+        words, n = view.view(np.uint64), self._all.size
         return tuple(words[start : start + n] for start in range(0, N_VERSIONS * n, n))
 
     def _write(self, target: int) -> None:
-        """Bring a copy up to date, all of it: that is faster than to find what changed."""
-        if self._mapped:
-            self._mapped[target][:] = self._words
+        """Bring a copy up to date."""
+        stale = self._stale[target]
+        if self._mapped and stale is not None:
+            entries = np.concatenate(stale)
+            self._mapped[target][entries] = self._all[entries]
+        elif self._mapped:
+            self._mapped[target][:] = self._all
         else:
             data = self._all.view(np.uint8)
             self._transfer.write(self._buffer, target * data.size, data)

@@ -131,11 +131,11 @@ class Tier:
         waiting = self._waiting(last)
         if not waiting:
             return
-        oldest = self.table.oldest_read
-        slots = zip(waiting, self._slots(waiting), strict=True)
-        able = [key for key, slot in slots if slot.writable(oldest)]
-        for start in range(0, len(able), self._n_per_upload):
-            self._start(able[start : start + self._n_per_upload], urgent)
+        able = self.slots.are_writable(self._slots(waiting), self.table.oldest_read)
+        if not able.all():
+            waiting = [key for key, is_able in zip(waiting, able.tolist(), strict=True) if is_able]
+        for start in range(0, len(waiting), self._n_per_upload):
+            self._start(waiting[start : start + self._n_per_upload], urgent)
             if wait and len(self._pending) >= MAX_PENDING:
                 self.collect(wait=True)
 
@@ -166,13 +166,13 @@ class Tier:
         they were, if the copies fail. Raises DeviceLostError. Must hold: no submit is in flight,
         nor a copy; `leaving` is what `Locations.leaving_for` says of these slots.
         """
-        self.slots.unmap(self._slots(leaving.tolist()), self.table.version)
+        self.slots.unmap(self.locations.slots_of(leaving), self.table.version)
         self.locations.leave(leaving)
         publish()
         keys, new = self.locations.new_slots(numbers)
-        old = self._slots(keys.tolist())
+        old = self.locations.slots_of(keys)
         try:
-            self.slots.copy(old, self.slots.at(new))
+            self.slots.copy(old, new)
         except DeviceLostError:
             raise
         except VkmoeError as error:
@@ -190,9 +190,9 @@ class Tier:
             self.slots.unmap(self._slots(newcomers), self.table.version)
             self.counters.n_evictions += len(newcomers)
 
-    def _slots(self, keys: Sequence[int]) -> list[Slot]:
-        """Return the slots that experts have. Must hold: all have one."""
-        return self.slots.at(self.locations.slots_of(np.array(keys, np.int64)))
+    def _slots(self, keys: Sequence[int]) -> Keys:
+        """Return the numbers of the slots that experts have. Must hold: all have one."""
+        return self.locations.slots_of(np.array(keys, np.int64))
 
     def _waiting(self, last: Sequence[int]) -> list[int]:
         """Return the experts whose copies can begin, those of `last` last and in that order."""
@@ -207,14 +207,14 @@ class Tier:
 
     def _copies(self, keys: Sequence[int]) -> list[Copy]:
         source, sizes, n = self.source, self.span_bytes, self._n_experts
-        slots = zip(keys, self._slots(keys), strict=True)
+        slots = zip(keys, self.slots.at(self._slots(keys)), strict=True)
         return [(source(key), slot.memory, sizes[key // n]) for key, slot in slots]
 
     def _start(self, keys: list[int], urgent: bool) -> None:
         copies = self._copies(keys)
         n_bytes = sum([n_bytes for _, _, n_bytes in copies])
         try:
-            self.slots.poison(map(self.slot, keys))
+            self.slots.poison(self._slots(keys))
             began = perf_counter_ns()
             self.locations.begin_copy(keys)
             upload = self.uploads.start(copies, urgent)
@@ -267,7 +267,7 @@ class Tier:
         slots, oldest = self._slots(keys), self.table.oldest_read
         self.locations.leave(keys)
         # A submit may still read the victim of an expert that waited.
-        self.slots.poison(slot for slot in slots if slot.writable(oldest))
+        self.slots.poison(slots[self.slots.are_writable(slots, oldest)])
 
 
 class HostPool:

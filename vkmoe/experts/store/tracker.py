@@ -11,13 +11,14 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.residency import Residency
 from vkmoe.experts.decide.token_table import Upcoming
 from vkmoe.experts.records.profiler import ExpertProfiler, Interval, Overlap, Tally
 from vkmoe.experts.records.timing import Totals
 from vkmoe.experts.records.watch import ExpertWatch
-from vkmoe.experts.store.cache import ExpertCache, count_misses
+from vkmoe.experts.store.cache import ExpertCache
 from vkmoe.experts.store.table import ExpertTable
 
 
@@ -186,9 +187,11 @@ class ExpertTracker:
         else:
             keys = self.residency.observe(routing, tokens)
             self.residency.leave()
-            hits = np.broadcast_to(self._resident[:, None], routing.shape)
+            hits = np.empty(routing.shape, np.bool_)
+            hits[:] = self._resident[:, None]
             if self._absent_bytes.any():
-                n_missed = count_misses(keys, ~hits, self.residency.space.n_experts)
+                n_experts = self.residency.space.n_experts
+                n_missed, _, _ = _residency.misses(keys, hits, None, n_experts, 0)
                 self._read_bytes += int(n_missed.dot(self._absent_bytes))
         for ids, found in zip(routing, hits, strict=True):
             self.profiler.record(ids, found)
