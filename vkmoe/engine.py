@@ -43,7 +43,7 @@ from vkmoe.experts.store.tracker import ExpertTracker
 from vkmoe.facts import ModelSpec
 from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Program
-from vkmoe.interrupts import at_checkpoints, checkpoint
+from vkmoe.interrupts import at_checkpoints, checkpoint, works_at_checkpoints
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.models import ModelFile, open_model
 from vkmoe.models.ahead import AheadDecoder, DraftDecoder
@@ -247,7 +247,7 @@ class Engine(Closing):
         """Return how many positions a sequence can have, if there is memory when it needs them."""
         return self.plan.ctx_size
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def make_room(self, n_positions: int) -> None:
         """Give each region of the KV caches room for so many positions, if it has less.
 
@@ -295,7 +295,7 @@ class Engine(Closing):
         """Return how many rows of a prompt a batch takes now; it follows the measured time."""
         return self._programs.prompt_rows
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def run(self, batch: TokenBatch) -> RunResult:
         """Process a batch; its result has the largest logits of each row that wants any.
 
@@ -345,7 +345,7 @@ class Engine(Closing):
         """Say how long the last run computed."""
         return self._programs.computing()
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def run_head(self, first: int) -> tuple[TopLogits, ...]:
         """Return the largest logits of further rows of the last batch, which was a prompt.
 
@@ -358,7 +358,7 @@ class Engine(Closing):
         """Return how many tokens a layer guesses ahead at a time; 0: there is none."""
         return self.plan.n_guesses
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def guess(
         self, following: Sequence[int], wanted: Sequence[bool], n_tokens: int
     ) -> list[list[int]]:
@@ -389,7 +389,7 @@ class Engine(Closing):
             self._experts.residency.reset_predictions()
         return self._rows.go_back(region, position)
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def copy_region(self, source: int, target: int, n_positions: int, n_least: int = 0) -> int:
         """Copy the first positions of a region to another one, which then has only these.
 
@@ -420,7 +420,7 @@ class Engine(Closing):
         """
         return self._rows.n_bytes(form) if self._rows.is_sound(form) else None
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def write_text(self, region: int, form: TextForm, write: Callable[[Bytes], object]) -> None:
         """Pass the rows and states of a region, `text_form` of it, to `write`, block by block.
 
@@ -428,7 +428,7 @@ class Engine(Closing):
         """
         self._rows.write(region, form, write)
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def read_text(self, region: int, form: TextForm, read: Callable[[Bytes], object]) -> None:
         """Fill a region with rows and states, of which `read` fills one block after the other.
 
@@ -452,7 +452,7 @@ class Engine(Closing):
         """Return all logits of the index-th row for which the head ran last: [n_vocab]."""
         return self._programs.full_logits(index)
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def states(self, first: int, n_rows: int) -> NDArray[np.float32]:
         """Return the states of rows of the last batch, as the output matrix would read them.
 
@@ -493,7 +493,7 @@ class Engine(Closing):
         """Return how much of the copying is hidden; None where nothing is copied beside tokens."""
         return self._experts.overlap
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def settle(self) -> None:
         """Wait until no copy of an expert is under way, and give slots what no text needs any more.
 
@@ -543,7 +543,7 @@ class Engine(Closing):
         assert top is not None
         return top
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def close(self) -> None:
         """Free everything. May be called twice."""
         self._cleanup.close()

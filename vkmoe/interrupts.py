@@ -8,6 +8,7 @@ program make of it. Other signals are put off alike if their handlers are set by
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` wraps it, at 5 us a call for an enum
 import os
 import signal
 import threading
@@ -15,16 +16,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import wraps
 from math import inf
 from time import monotonic
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 INTERRUPTED = 130  # exit code
 SLICE_S = 0.1  # what waits for something looks this often whether a signal came
 PATIENCE_S = 0.5  # a second Ctrl-C sooner than that is the same wish
 
 Handler = Callable[[int, FrameType | None], Any]
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _is_at_work = False
@@ -45,7 +48,7 @@ def at_checkpoints() -> Iterator[None]:
     if _is_at_work or not _is_main():
         yield
         return
-    handler = signal.getsignal(signal.SIGINT)
+    handler = _signal.getsignal(signal.SIGINT)
     try:
         if callable(handler) and handler is not _note:  # else it is ignored, or set already
             handle(signal.SIGINT, handler)
@@ -53,15 +56,28 @@ def at_checkpoints() -> Iterator[None]:
         yield
     finally:
         _is_at_work = False
-        if signal.getsignal(signal.SIGINT) is _note:
-            signal.signal(signal.SIGINT, _handlers[signal.SIGINT])
+        if _signal.getsignal(signal.SIGINT) is _note:
+            _signal.signal(signal.SIGINT, _handlers[signal.SIGINT])
         checkpoint()
+
+
+def works_at_checkpoints(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Have a function work within `at_checkpoints`; within others it is just called."""
+
+    @wraps(function)
+    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if _is_at_work:
+            return function(*args, **kwargs)
+        with at_checkpoints():
+            return function(*args, **kwargs)
+
+    return inner
 
 
 def handle(number: int, handler: Handler) -> None:
     """Set what a signal does: at once, or, while a model is at work, at the next checkpoint."""
     _handlers[number] = handler
-    signal.signal(number, _note)
+    _signal.signal(number, _note)
 
 
 def checkpoint() -> None:

@@ -14,7 +14,7 @@ from vkmoe.cpu.host_memory import available_bytes
 from vkmoe.errors import OutOfMemoryError
 from vkmoe.execute.region_rows import Piece, RegionRows, blocks_of
 from vkmoe.gpu.device import Device
-from vkmoe.interrupts import at_checkpoints
+from vkmoe.interrupts import works_at_checkpoints
 from vkmoe.placement.memory import host_budget
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class KeptText:
         """Say whether its memory was not needed for others."""
         return bool(self.blocks)
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def bring_back(self, region: int, n_positions: int, n_least: int) -> int:
         """Make a region hold the first positions of this text, and no others.
 
@@ -81,7 +81,7 @@ class KeptTexts(Closing):
         """Count the bytes that are taken now."""
         return self._n_blocks * self.block_bytes
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def keep(self, region: int, n_positions: int) -> KeptText | None:
         """Copy the first positions of a region; return None where memory has no room for them.
 

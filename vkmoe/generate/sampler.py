@@ -112,11 +112,13 @@ class Sampler:
         c, raw, n_vocab = self._config, _checked(candidates.logits), candidates.n_vocab
         if not math.isfinite(candidates.log_sum_exp):
             raise bad_logits()
-        is_left = ~np.isin(candidates.ids, self._banned) & (raw > -np.inf)
+        ids, logits = candidates.ids.astype(np.int64), raw
         has_all = raw.size == n_vocab or bool(raw[-1] == -np.inf)
-        if allowed is not None:
-            is_left &= (candidates.ids < allowed.size) & allowed.take(candidates.ids, mode="clip")
-        ids, logits = candidates.ids[is_left].astype(np.int64), raw[is_left]
+        if allowed is not None or self._banned.size or not raw[-1] > -np.inf:
+            is_left = ~np.isin(ids, self._banned) & (raw > -np.inf)
+            if allowed is not None:
+                is_left &= (ids < allowed.size) & allowed.take(ids, mode="clip")
+            ids, logits = ids[is_left], raw[is_left]
         if self._history or self._biased.size or not ids.size:
             return None  # a penalty may lift any token, or leave none of these the best
         has_all |= allowed is not None and ids.size == np.count_nonzero(allowed)
@@ -193,9 +195,9 @@ class Sampler:
         if not self._is_greedy:
             n = min(left.size, int(np.count_nonzero(logits >= self._limit(top))))
             if self._config.top_p < 1:
-                cumulative = np.cumsum(np.exp(logits - top))
-                total = float(np.sum(np.exp(left - top)))
-                n = min(n, int(np.searchsorted(cumulative, self._config.top_p * total)) + 1)
+                cumulative = np.exp(logits - top).cumsum()
+                total = float(np.exp(left - top).sum())
+                n = min(n, int(cumulative.searchsorted(self._config.top_p * total)) + 1)
         return _Kept(ids[:n], logits[:n])
 
     def _limit(self, top: float) -> float:
@@ -239,8 +241,8 @@ class Sampler:
         self._drawn = ids, weights
         if self._config.temp == 0:
             return int(ids[0])
-        reached = np.cumsum(weights)
-        place = int(np.searchsorted(reached, self._random.random() * reached[-1], side="right"))
+        reached = weights.cumsum()
+        place = int(reached.searchsorted(self._random.random() * reached[-1], side="right"))
         return int(ids[min(place, weights.size - 1)])
 
 

@@ -16,7 +16,7 @@ from vkmoe.gpu.device import Device, translate_errors, translated, vulkan_errors
 from vkmoe.gpu.hazards import plan_barriers
 from vkmoe.gpu.program import Command, Copy, Dispatch, Program, TensorRef
 from vkmoe.gpu.transfer import Transfer
-from vkmoe.interrupts import at_checkpoints, checkpoint, result_of
+from vkmoe.interrupts import checkpoint, result_of, works_at_checkpoints
 from vkmoe.quants.code_books import code_books
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Backend:
                 recorder.timestamp(1)
             return recorder.finish()
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def run(
         self,
         *recordings: _native.Recording,
@@ -139,7 +139,7 @@ class Backend:
             self._give_up(error)
             raise
 
-    @at_checkpoints()
+    @works_at_checkpoints
     def run_chain(
         self, links: Sequence[Link], meanwhile: Callable[[], None] | None = None
     ) -> list[_native.Submission]:

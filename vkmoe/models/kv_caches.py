@@ -138,6 +138,7 @@ class KvCaches(Closing):
         self.n_regions, n_positions = plan.n_regions, plan.first_positions
         self._ropes: dict[RopeSpec, _RopeTable] = {}
         self._layers: list[_LayerCaches] = []
+        self._n_positions: int | None = None  # to be counted, as caches have moved
         try:
             for rope in spec.ropes:
                 self._ropes[rope] = self._rope_table(rope, n_positions)
@@ -151,9 +152,11 @@ class KvCaches(Closing):
     @property
     def n_positions(self) -> int:
         """Count the positions of a region that every layer has room for."""
-        found = [held.n_positions for held in self._ropes.values()]
-        found += [held.n_positions for held in self._layers if held.n_positions]
-        return min(found, default=self._plan.ctx_size)
+        if self._n_positions is None:
+            found = [held.n_positions for held in self._ropes.values()]
+            found += [held.n_positions for held in self._layers if held.n_positions]
+            self._n_positions = min(found, default=self._plan.ctx_size)
+        return self._n_positions
 
     @property
     def addresses(self) -> tuple[KvAddresses, ...]:
@@ -197,7 +200,7 @@ class KvCaches(Closing):
         another call goes on where this one ended.
         """
         assert max(filled) <= n_positions, (filled, n_positions)
-        grows = n_positions > self.n_positions
+        grows, self._n_positions = n_positions > self.n_positions, None
         for change in (self._resize_ropes, self._resize_layers)[:: 1 if grows else -1]:
             change(n_positions, filled)
 

@@ -259,7 +259,7 @@ class Chances:
         self._keeps = False  # those of now are to be kept, once there is time
         # What is to be looked at: such counts, and what the token used.
         self._seen: tuple[list[Values], Keys] | None = None
-        self._weights: list[float] | None = None  # since the last look
+        self._weights: list[float] = []  # of the counts, since the last look
         n = len(self._scale)
         self._products, self._sums, self._eye = np.zeros((n, n)), np.zeros(n), np.eye(n)
         self._n_tokens = self._n_looks = 0
@@ -304,7 +304,7 @@ class Chances:
         """Return what each count, as it is stored, is worth in a chance; None: as for `steady`."""
         if self._n_looks < LEAST:
             return None
-        return [one / each.weight for one, each in zip(self._fit(), self._counts, strict=True)]
+        return [one / each.weight for one, each in zip(self._weights, self._counts, strict=True)]
 
     # ----- inside -----
 
@@ -314,13 +314,7 @@ class Chances:
         self._products = KEPT * self._products + products
         used = np.array([row[keys].sum() for row in known])
         self._sums = KEPT * self._sums + used * self._scale
-        self._weights = None
+        ridge = RIDGE * self._products.trace() * self._eye
+        fit = np.linalg.solve(self._products + ridge, self._sums)
+        self._weights = (fit * self._scale).tolist()
         self._n_looks += 1
-
-    def _fit(self) -> list[float]:
-        """Return the weights of the counts."""
-        if self._weights is None:
-            ridge = RIDGE * self._products.trace() * self._eye
-            fit = np.linalg.solve(self._products + ridge, self._sums)
-            self._weights = (fit * self._scale).tolist()
-        return self._weights

@@ -151,10 +151,14 @@ class Residency:
         """
         first_noted = max(0, len(routing) - LEARNED)
         noted = [self._note(ids, row >= first_noted) for row, ids in enumerate(routing)]
-        keys = np.stack([each for each, _ in noted])
+        if len(noted) == 1:  # as nearly always
+            keys, missing = noted[0][0][None], noted[0][1]
+        else:
+            keys = np.stack([each for each, _ in noted])
+            missing = np.concatenate([each for _, each in noted])
         if (foresight := self._forecasting) is not None:
             foresight.after_run(routing, keys, tokens or [None] * len(keys))
-        self._undecided.append((keys, np.concatenate([missing for _, missing in noted])))
+        self._undecided.append((keys, missing))
         return keys
 
     def leave(self) -> None:
@@ -208,8 +212,10 @@ class Residency:
             if (foresight := self._forecasting) is not None:
                 foresight.expect(upcoming)
             return []
-        used = np.concatenate([keys[-NEEDED:] for keys, _ in undecided])
-        missing = np.concatenate([keys for _, keys in undecided])
+        used, missing = undecided[0][0][-NEEDED:], undecided[0][1]
+        if len(undecided) > 1:
+            used = np.concatenate([keys[-NEEDED:] for keys, _ in undecided])
+            missing = np.concatenate([keys for _, keys in undecided])
         if len(used) > 1:  # more than one token may have missed an expert
             missing = np.array(list(dict.fromkeys(missing.tolist())), np.int64)
             missing = missing[~self.locations.are_resident(missing)]
