@@ -18,7 +18,13 @@ from vkmoe.experts.decide.residency import PoolResidency, Residency
 from vkmoe.experts.decide.token_table import History, TokenTable
 from vkmoe.experts.records.profiler import Overlap
 from vkmoe.experts.store.cache import CacheMemory, CacheWays, ExpertCache
-from vkmoe.experts.store.copies import CopyBudget, Prefetcher, Uploader, Uploads
+from vkmoe.experts.store.copies import (
+    CopyBudget,
+    Prefetcher,
+    Uploader,
+    Uploads,
+    come_in_order,
+)
 from vkmoe.experts.store.slots import POISON, SlotManager
 from vkmoe.experts.store.tier import HostPool
 from vkmoe.experts.store.tracker import ExpertTracker
@@ -84,7 +90,8 @@ class ExpertMemory(Closing):
         cache = None
         if decision.pools or decision.host_pools:
             memory = CacheMemory(table, self.slots, loaded.homes, weights.span_bytes, self._scratch)
-            ways, uploads = self._ways(spans), self._uploads(loaded)
+            uploads = self._uploads(loaded)
+            ways = self._ways(spans, come_in_order(uploads))
             on_cpu = loaded.cpu.table if loaded.cpu is not None else None
             pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, uploads, ways, pool, on_cpu)
@@ -95,8 +102,8 @@ class ExpertMemory(Closing):
         absent = np.where(resident, 0, spans)
         return ExpertTracker(numbers, table, residency, cache, resident, self._checks, absent)
 
-    def _ways(self, spans: NDArray[np.int64]) -> CacheWays:
-        """Say how copies are made.
+    def _ways(self, spans: NDArray[np.int64], in_order: bool) -> CacheWays:
+        """Say how copies are made; `in_order` if submits find those before them without a wait.
 
         Where the CPU computes what has no slot nothing waits for them, and what a token moves may
         not depend on how long any took.
@@ -107,9 +114,10 @@ class ExpertMemory(Closing):
             budget = CopyBudget(decision.link, max(pool.slot_bytes for pool in decision.pools))
             overlap = Overlap(by_cpu or self._device.native.has_common_clock)
         if not by_cpu:
-            return CacheWays(not decision.overlaps, budget, overlap)
+            return CacheWays(not decision.overlaps, in_order, budget, overlap)
         n_bytes = max(1, len(spans) // MOVED_SHARE) * int(spans.max())
-        return CacheWays(not decision.overlaps, None, overlap, punctual=True, fixed_bytes=n_bytes)
+        wait = not decision.overlaps
+        return CacheWays(wait, overlap=overlap, punctual=True, fixed_bytes=n_bytes)
 
     def stop(self) -> None:
         """End the threads. To be called before the device finishes; may be called twice."""

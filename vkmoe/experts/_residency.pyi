@@ -171,6 +171,38 @@ def write_addresses(
     away. An expert that is present is in its slot, the others are at home.
     """
 
+def land(
+    state: NDArray[np.uint8],
+    slot_of: NDArray[np.int64],
+    changed: NDArray[np.bool_],
+    entry_of: NDArray[np.int64],
+    holders: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    indices: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Let experts keep the slots to land in that they are in, which get the slots they had.
+
+    *Mutates* the arrays of decide/locations.py; `slots` [n_layers, n_landing] are those to land in,
+    and `indices` say which of their layer's the experts of `keys` are in. Returns the numbers of
+    those, layer * n_landing + index.
+    """
+
+def offer(
+    waiting: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    last_mapped: NDArray[np.int64],
+    addresses: NDArray[np.uint64],
+    oldest_read: int,
+    offered: NDArray[np.uint64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Offer slots to land in that wait until no submit reads them; those that still wait, to none.
+
+    *Mutates* `offered` [n_layers, n_offered]: their addresses, or 0. `waiting` are numbers as
+    `land` returns them. A slot can be offered if the version that is `last_mapped` to it [n_slots]
+    is before `oldest_read`. Returns which entries were written, and which slots still wait.
+    """
+
 def blend(rows: Sequence[NDArray[np.float64]], factors: Sequence[float]) -> NDArray[np.float64]:
     """Return the sum of `rows` [n], each times its factor: [n]. There must be a row."""
 

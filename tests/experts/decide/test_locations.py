@@ -57,7 +57,7 @@ def test_an_expert_that_landed_keeps_its_landing_slot_and_gives_its_layer_anothe
     locations.enter(np.array([1, 9]), np.array([0, FREE]))
     theirs = slots(locations, [1, 9])
     assert theirs[:1] == victims
-    locations.land(np.array([1, 9]), np.array([0, 1]), np.array([1, 0]))
+    assert locations.land(np.array([1, 9]), np.array([1, 0])).tolist() == [1, N_LANDING]
     assert slots(locations, [1, 9]) == [landing[0, 1], landing[1, 0]]
     assert [locations.landing[0, 1], locations.landing[1, 0]] == theirs
     assert locations.are_present(np.array([1, 9])).all()
@@ -92,9 +92,7 @@ def test_random_changes_keep_every_slot_to_one_use(seed: int) -> None:
         waiting = locations.waiting()
         locations.check_integrity()
         if waiting.size and rng.random() < 0.5:
-            layers = waiting // SPACE.n_experts
-            index = rng.integers(0, N_LANDING, 1)
-            locations.land(waiting[:1], layers[:1], index)
+            locations.land(waiting[:1], rng.integers(0, N_LANDING, 1))
         elif waiting.size and rng.random() < 0.8:
             locations.arrive(waiting)
         elif (here := np.flatnonzero(locations.present)).size:

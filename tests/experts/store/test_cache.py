@@ -15,8 +15,9 @@ from tests.experts.rig import FULL, N_USED, SPACE, MakeRig, random_routing
 from vkmoe.choices import PolicyName
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError
 from vkmoe.experts.decide.token_table import Upcoming
-from vkmoe.experts.store.copies import CopyBudget
+from vkmoe.experts.store.copies import CopyBudget, Uploads, _Upload
 from vkmoe.gpu import arena
+from vkmoe.gpu.device import Device
 from vkmoe.gpu.link_speed import LinkSpeed
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -237,6 +238,30 @@ def test_an_expert_that_a_batch_misses_twice_is_missed_once(make: MakeRig) -> No
                              [[False, True], [False, False], [False, True]]]  # fmt: skip
     assert rig.cache.counters.missed_bytes - before == 256 + 2 * 768 + 256
     assert rig.token(batch[0]).all() and rig.token(batch[1]).all()
+
+
+def test_submits_behind_copies_in_one_queue_find_them_without_a_wait_of_the_host(
+    make: MakeRig, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, waited = make(), list[int]()
+    object.__setattr__(rig.cache._ways, "in_order", True)
+    rig.cache._tier.uploads = Uploads(device)
+    real = _Upload.wait
+
+    def wait(upload: _Upload) -> None:
+        waited.append(1)
+        real(upload)
+
+    monkeypatch.setattr(_Upload, "done", lambda upload: False)  # none is seen to end
+    monkeypatch.setattr(_Upload, "wait", wait)
+    for n in (0, 2, 4):
+        used = routing((n, n + 1), (n, n + 1), (n, n + 1))
+        assert not rig.token(used).any()
+        assert rig.token(used).all(), "and its bytes were there"
+        assert len(waited) == n // 2, "only `settle` waits"
+        rig.cache.settle()
+        rig.cache.settle()
+    assert len(waited) == 3 and rig.cache.counters.n_uploads == 18
 
 
 @pytest.mark.parametrize(

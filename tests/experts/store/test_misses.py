@@ -54,6 +54,25 @@ def test_entries_lead_to_slots_or_home_where_something_changed() -> None:
         assert (entries == expected).all()
 
 
+def test_slots_to_land_in_are_offered_once_no_submit_reads_them() -> None:
+    random, n_later = np.random.default_rng(4), 0
+    landing = random.permutation(40)[:15].reshape(5, 3)
+    addresses = np.arange(900, 940, dtype=np.uint64)
+    for oldest in range(20):
+        waiting = random.permutation(15)[: random.integers(0, 8)]
+        last_mapped, offered = random.integers(0, 20, 40), np.full((5, 4), 7, np.uint64)
+        expected, able = offered.copy(), last_mapped[landing.ravel()[waiting]] < oldest
+        layers, indices = np.divmod(waiting, 3)
+        found = np.where(able, addresses[landing[layers, indices]], np.uint64(0))
+        expected[layers, indices] = found
+        written, later = _residency.offer(waiting, landing, last_mapped, addresses, oldest, offered)
+        assert written.tolist() == (4 * layers + indices).tolist()
+        assert later.tolist() == waiting[~able].tolist()
+        assert (offered == expected).all()
+        n_later += len(later)
+    assert n_later > 10
+
+
 def test_what_does_not_fit_is_refused() -> None:
     keys = run(np.random.default_rng(0), 2)
     hits = np.zeros(keys.shape, np.bool_)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, KeySpace, Mask
 from vkmoe.experts.decide.settings import PoolSpec
 
@@ -244,19 +245,15 @@ class Locations:
         self.changed[keys] = True
         self._slot_of[keys] = numbers
 
-    def land(self, keys: Keys, layers: Keys, indices: Keys) -> None:
+    def land(self, keys: Keys, indices: Keys) -> Keys:
         """Let experts keep the landing slots they are in, which get the slots they had.
 
-        `layers` and `indices` name the landing slot of each.
+        `indices` name those among the landing slots of their layers. Returns their numbers, counted
+        through all layers.
         """
-        theirs, ours = self.landing[layers, indices], self._slot_of[keys]
-        view = self.derived
-        self.changed[keys] = True
-        self.landing[layers, indices] = ours
-        self._slot_of[keys] = theirs
-        self._state[keys] = PRESENT
-        view.holders.reshape(-1)[self._entry_of[ours]] = self.space.n_keys
-        view.holders.reshape(-1)[self._entry_of[theirs]] = keys
+        view, landing = self.derived, self.landing
+        arrays = (self._state, self._slot_of, self.changed, view.entry_of, view.holders, landing)
+        return _residency.land(*arrays, keys, indices)
 
     def in_slots(self, numbers: Keys) -> Keys:
         """Return the experts that have these slots."""
@@ -265,8 +262,8 @@ class Locations:
         return found
 
     def landing_in(self, numbers: Keys) -> Keys:
-        """Return which landing slots are among these, by layer and index: [2, n]."""
-        return np.array(np.isin(self.landing, numbers).nonzero())
+        """Return which landing slots are among these, counted through all layers."""
+        return np.isin(self.landing, numbers).ravel().nonzero()[0]
 
     def pools_of_slots(self, numbers: Keys) -> Keys:
         """Return the pools that these slots belong to."""
@@ -319,7 +316,8 @@ class Locations:
         Must hold: no expert has one, and each pool has as many free slots that stay.
         """
         assert not self.in_slots(numbers).size, "experts have slots that are to go"
-        for layer, index in self.landing_in(numbers).T:
+        for place in self.landing_in(numbers).tolist():
+            layer, index = divmod(place, self.landing.shape[1])
             pool = int(self.pool_of[layer * self.space.n_experts])
             free = self._free_besides(pool, numbers)
             self._derived = None

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "admit.hpp"
+#include "landing.hpp"
 #include "sums.hpp"
 #include "turn.hpp"
 
@@ -208,6 +209,51 @@ Array<int64_t> write_addresses(Array<bool> changed, const Array<uint8_t>& state,
     return copied(written);
 }
 
+/// Experts keep the slots to land in that they are in; returns the numbers of those.
+Array<int64_t> keep_landed(Array<uint8_t> state, Array<int64_t> slot_of, Array<bool> changed,
+                           const Array<int64_t>& entry_of, Array<int64_t> holders,
+                           Array<int64_t> slots, const Array<int64_t>& keys,
+                           const Array<int64_t>& indices) {
+    const auto n = static_cast<size_t>(state.size()), n_moved = static_cast<size_t>(keys.size());
+    require(slots.ndim() == 2 && slots.shape(0) > 0 &&
+                n % static_cast<size_t>(slots.shape(0)) == 0,
+            "slots are not [n_layers, n_landing]");
+    values_of(slot_of, n, "slot_of is not [n_keys]");
+    values_of(changed, n, "changed is not [n_keys]");
+    const auto n_landing = static_cast<size_t>(slots.shape(1));
+    const int64_t* const places = values_of(indices, n_moved, "indices are not [n]");
+    require(are_below(keys, n) && are_below(indices, n_landing), "a key or an index is not one");
+    const Places record{state.mutable_data(),   slot_of.mutable_data(), changed.mutable_data(),
+                        entry_of.data(),        holders.mutable_data(), n,
+                        n / static_cast<size_t>(slots.shape(0))};
+    std::vector<int64_t> numbers;
+    for (size_t i = 0; i < n_moved; ++i) {
+        numbers.push_back(land(record, {slots.mutable_data(), n_landing}, keys.data()[i], places[i]));
+    }
+    return copied(numbers);
+}
+
+/// Returns the entries of `offered` that were written, and which of those waiting still do.
+py::tuple offer_landing(const Array<int64_t>& waiting, Array<int64_t> slots,
+                        const Array<int64_t>& last_mapped, const Array<uint64_t>& addresses,
+                        int64_t oldest_read, Array<uint64_t> offered) {
+    require(slots.ndim() == 2 && offered.ndim() == 2 && slots.shape(0) == offered.shape(0) &&
+                slots.shape(1) <= offered.shape(1),
+            "slots and offered are not [n_layers, n_landing]");
+    require(are_below(waiting, static_cast<size_t>(slots.size())), "there is no such slot");
+    values_of(addresses, static_cast<size_t>(last_mapped.size()), "addresses are not [n_slots]");
+    std::vector<int64_t> numbers(waiting.data(), waiting.data() + waiting.size());
+    for (const int64_t number : numbers) {
+        const int64_t slot = slots.data()[number];
+        require(slot >= 0 && slot < last_mapped.size(), "there is no such slot");
+    }
+    const Landing landing{slots.mutable_data(), static_cast<size_t>(slots.shape(1))};
+    const auto written =
+        offer(landing, last_mapped.data(), addresses.data(), oldest_read, offered.mutable_data(),
+              static_cast<size_t>(offered.shape(1)), numbers);
+    return py::make_tuple(copied(written), copied(numbers));
+}
+
 using Keys = Array<int64_t>;
 // Tables of tokens, factors of counts, runs (rows, factors, doubt), shares, and which is scored.
 using LookedAt = std::tuple<Array<uint16_t>, Array<uint16_t>, std::vector<double>,
@@ -370,6 +416,12 @@ PYBIND11_MODULE(_residency, module) {
     module.def("write_addresses", write_addresses, "changed"_a.noconvert(), "state"_a.noconvert(),
                "slot_of"_a.noconvert(), "of_slots"_a.noconvert(), "homes"_a.noconvert(),
                "entries"_a.noconvert());
+    module.def("land", keep_landed, "state"_a.noconvert(), "slot_of"_a.noconvert(),
+               "changed"_a.noconvert(), "entry_of"_a.noconvert(), "holders"_a.noconvert(),
+               "slots"_a.noconvert(), "keys"_a, "indices"_a);
+    module.def("offer", offer_landing, "waiting"_a, "slots"_a.noconvert(),
+               "last_mapped"_a.noconvert(), "addresses"_a.noconvert(), "oldest_read"_a,
+               "offered"_a.noconvert());
     module.def("products", products_of_rows, "rows"_a);
 }
 

@@ -63,6 +63,7 @@ class CacheWays:
     """Says how copies are made."""
 
     wait: bool = True  # the plain way: the next submit waits for what is to move
+    in_order: bool = False  # it is queued behind the copies: the host need not wait too
     budget: CopyBudget | None = None  # of bytes for the next token; None: there is no limit
     overlap: Overlap | None = None  # notes when copies to slots ran
     # What a run finds where does not depend on time: copies that began before a run are there for
@@ -209,7 +210,9 @@ class ExpertCache:
         if first:
             self._steps.forget()
         self._tier.start_waiting(urgent=self._ways.punctual)
-        if self._ways.wait or not self._ways.punctual:
+        if self._ways.in_order:
+            self._tier.hand_over()
+        elif self._ways.wait or not self._ways.punctual:
             self._collect(self._ways.wait)
         if self.pool is not None and self.reads_file:
             self.pool.tier.collect()

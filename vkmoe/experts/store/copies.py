@@ -69,12 +69,19 @@ class Uploads:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._timed = device.native.has_timestamps("upload")
+        # Whether copies and submits that compute have one queue.
+        self.in_order = not device.native.has_upload_queue
 
     def start(self, copies: Sequence[Copy], urgent: bool = False) -> Upload:
         try:  # no context manager: nearly every token comes here
             return _Upload(self._device, self._device.native.upload(copies, self._timed))
         except vulkan_errors() as error:
             raise translated(error, DOING) from error
+
+
+def come_in_order(uploads: Uploader) -> bool:
+    """Return whether a submit finds what is copied before it, without a wait of the host."""
+    return isinstance(uploads, Uploads) and uploads.in_order
 
 
 class _Upload:

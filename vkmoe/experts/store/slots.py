@@ -20,7 +20,7 @@ from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import NO_KEYS, Keys, Mask
 from vkmoe.experts.decide.locations import NO_SLOT, Locations
 from vkmoe.experts.decide.settings import PoolSpec
-from vkmoe.experts.store.table import NOWHERE, ExpertTable
+from vkmoe.experts.store.table import ExpertTable
 from vkmoe.gpu.arena import Arena, Placement, lay_out_slots
 from vkmoe.gpu.device import Device, Intent
 from vkmoe.gpu.program import Range, memory_range
@@ -66,7 +66,7 @@ class SlotManager(Closing):
         self._freed: list[tuple[Arena, int, Keys]] = []  # chunks: their bytes, and their slots
         self.all: list[Slot] = []  # by number, pool after pool
         self.addresses: NDArray[np.uint64]  # of each slot, by number
-        self._last_mapped: Keys  # the last table version that led to each
+        self.last_mapped: Keys  # the last table version that led to each
         try:
             self._allocate()
         except BaseException:
@@ -88,7 +88,7 @@ class SlotManager(Closing):
 
     def unmap(self, numbers: Keys, version: int) -> None:
         """Note that table versions up to `version` may lead to these slots, but no later one."""
-        self._last_mapped[numbers] = version
+        self.last_mapped[numbers] = version
 
     def are_writable(self, numbers: Keys, oldest_read: int) -> Mask:
         """Return which of these slots, which are not mapped, no submit can read any more.
@@ -96,7 +96,7 @@ class SlotManager(Closing):
         Neither one in flight nor one to come: `oldest_read` is the oldest table version that one of
         them reads.
         """
-        found: Mask = self._last_mapped[numbers] < oldest_read
+        found: Mask = self.last_mapped[numbers] < oldest_read
         return found
 
     def at(self, numbers: Keys) -> list[Slot]:
@@ -186,7 +186,7 @@ class SlotManager(Closing):
             slots[index].append(Slot(self._arenas[size].place(size), index))
         self.all = [slot for of_pool in slots for slot in of_pool]
         self.addresses = np.array([slot.address for slot in self.all], np.uint64)
-        self._last_mapped = np.full(len(self.all), -1, np.int64)
+        self.last_mapped = np.full(len(self.all), -1, np.int64)
         if self._intent == "device" or self._poison:
             self._fill(self.all)
 
@@ -220,8 +220,8 @@ class Landings:
         layers = np.arange(len(table.landing))
         for index, memory in enumerate(scratch[: table.landing.shape[1]]):
             table.set_landing(layers, np.full_like(layers, index), memory.address)
-        # Layers and indices of what is to be offered when no submit reads its slot any more [2, n].
-        self._waiting: Keys = np.array((locations.landing != NO_SLOT).nonzero())
+        # What is to be offered when no submit reads its slot any more, counted through all layers.
+        self._waiting: Keys = (locations.landing != NO_SLOT).ravel().nonzero()[0]
         # Of experts that landed in the last run: which place of their layer they are in [n_keys].
         self._places: Keys = np.zeros(locations.space.n_keys, np.int64)
         self.offer()
@@ -230,19 +230,17 @@ class Landings:
         """Offer those that no submit reads any more, in the table's next version."""
         if not self._waiting.size:
             return
-        layers, indices = self._waiting
-        numbers, slots = self._locations.landing[layers, indices], self._slots
-        able = slots.are_writable(numbers, self._table.oldest_read)
-        addresses = np.where(able, slots.addresses[numbers], np.uint64(NOWHERE))
-        self._table.set_landing(layers, indices, addresses)
-        self._waiting = self._waiting[:, ~able]
+        table, slots = self._table, self._slots
+        arrays = (self._waiting, self._locations.landing, slots.last_mapped, slots.addresses)
+        written, self._waiting = _residency.offer(*arrays, table.oldest_read, table.landing)
+        table.note(table.entries.size + written)
 
-    def move(self, entries: Keys) -> None:
-        """Note that other slots take the place of these, by layer and index [2, n].
+    def move(self, places: Keys) -> None:
+        """Note that other slots are in these places, counted through all layers.
 
         They are offered when they are free.
         """
-        self._waiting = np.unique(np.concatenate([self._waiting, entries], axis=1), axis=1)
+        self._waiting = np.union1d(self._waiting, places)
 
     def misses(self, keys: Keys, hits: Mask, stored: Mask | None) -> tuple[Keys, list[int]]:
         """Count the distinct experts that a run missed in each layer: [n_layers].
@@ -262,8 +260,7 @@ class Landings:
         Their layers land in the slots that were decided for them, once these are offered.
         """
         locations, slots = self._locations, self._slots
-        layers, indices = keys // locations.space.n_experts, self._places[keys]
         slots.unmap(locations.slots_of(keys)[has_victim], self._table.version)
-        self._waiting = np.concatenate([self._waiting, (layers, indices)], axis=1)
-        locations.land(keys, layers, indices)
-        slots.poison(locations.landing[layers, indices])
+        places = locations.land(keys, self._places[keys])
+        self._waiting = np.concatenate([self._waiting, places])
+        slots.poison(locations.landing.take(places))

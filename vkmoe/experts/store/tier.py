@@ -76,6 +76,7 @@ class Tier:
         self._n_experts = self.locations.space.n_experts
         self._n_per_upload = max(1, self.max_copy_bytes // max(self.span_bytes))
         self._pending: list[_Pending] = []
+        self._ahead: list[Upload] = []  # in the queue before submits that were handed their experts
 
     @property
     def pending_bytes(self) -> int:
@@ -145,10 +146,23 @@ class Tier:
         Raises DeviceLostError. A key that fails to arrive otherwise loses its slot again. Waiting
         may be interrupted: what arrives later is noted by a later call.
         """
+        self._let_go(wait)
         for pending in list(self._pending):
             waits = wait or (bool(needed) and any(key in needed for key in pending.keys))
             if waits or pending.upload.done():
                 self._finish(pending)
+
+    def hand_over(self) -> None:
+        """Note all copies under way as arrived for the next submit, which is queued behind them.
+
+        It waits for them, not the host. Must hold: copies and submits have one queue. Raises what
+        the copies before them failed with, which is that the device is lost.
+        """
+        self._let_go(wait=False)
+        for pending in self._pending:
+            self._arrived(pending.keys, pending.n_bytes)
+            self._ahead.append(pending.upload)
+        self._pending.clear()
 
     def cancel(self, wanted: Mask) -> None:
         """Take back the copies that have not begun and are for no `wanted` [n_keys] expert."""
@@ -244,6 +258,16 @@ class Tier:
                 self.overlap.copied(pending.upload.interval(), (pending.began_ns, ended))
         else:
             self._give_up(pending.keys, failure)
+
+    def _let_go(self, wait: bool) -> None:
+        """Let go of copies that were handed over, and count how long submits waited for them."""
+        for upload in list(self._ahead):
+            if not (wait or upload.done()):
+                continue
+            upload.wait()
+            self._ahead.remove(upload)
+            begin, end = upload.interval() or (0, 0)
+            self.counters.stall_ns += end - begin
 
     def _arrived(self, keys: Sequence[int], n_bytes: int) -> None:
         self.locations.arrive(keys)
