@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 MAX_LATER = 1024  # of `TokenBatch.later`: what comes behind them hardly counts any more
 
+_BOTH = np.uint64((1 << 32) + 1)  # makes a word twice that word, side by side
+
 Phase = Literal["decode", "prompt"]
 
 
@@ -72,8 +74,8 @@ class RunResult(NamedTuple):
     def landed(self) -> NDArray[np.bool_]:
         """Mark the used experts that were stored whole where they may land, like `routing`."""
         assert self.filled is not None, "no expert has a place to land in"
-        whole = self.routing + 1
-        stored: NDArray[np.bool_] = (self.filled[..., 0] == whole) & (self.filled[..., 1] == whole)
+        both = self.filled.view(np.uint64)[..., 0]  # words that are to be the same
+        stored: NDArray[np.bool_] = both == (self.routing + np.uint64(1)) * _BOTH
         return stored
 
 

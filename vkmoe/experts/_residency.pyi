@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from vkmoe.experts.decide.locations import Move
+
 def learn_token(
     experts: NDArray[np.uint16],
     shares: NDArray[np.uint16],
@@ -87,6 +89,7 @@ class Turn:
         slot_bytes: NDArray[np.int64],
         counts: Sequence[NDArray[np.float64]],
         n_experts: int,
+        move: type[Move],
     ) -> None: ...
     def derive(
         self,
@@ -129,7 +132,7 @@ class Turn:
     ) -> tuple[
         NDArray[np.float64],
         NDArray[np.float64] | None,
-        list[tuple[int, int, int, bool]],
+        list[Move],
         list[int],
         bool,
     ]:
@@ -139,7 +142,7 @@ class Turn:
         those of them that landed, and those that may not leave. `bounds`: what is at home (None:
         all), and whether only that may leave; tolls of misses and of guesses; the score above which
         is guessed, and how many; bytes to copy; the first number of those that say how recent an
-        entry is. Moves are (pool, key, victim, landed). The last: whether a pin changed what is
+        entry is. The last: whether a pin changed what is
         derived, which has to be found anew.
         """
 

@@ -187,6 +187,8 @@ def test_what_does_not_fit_is_refused() -> None:
     for place in range(1, len(arrays)):
         fewer: list[Any] = [each[:-1] if i == place else each for i, each in enumerate(arrays)]
         with pytest.raises(ValueError, match="not"):
-            make(*fewer, [made.counts.raw], N_EXPERTS)
+            make(*fewer, [made.counts.raw], N_EXPERTS, Move)
     with pytest.raises(TypeError):
-        make(*arrays, [made.counts.raw.astype(np.float32)], N_EXPERTS)
+        make(*arrays, [made.counts.raw.astype(np.float32)], N_EXPERTS, Move)
+    with pytest.raises(ValueError, match="named tuple"):
+        make(*arrays, [made.counts.raw], N_EXPERTS, list)

@@ -48,7 +48,7 @@ class Turn:
         self._counts = (*short, counts)
         arrays = (*locations.record, *policy.record)
         raw, n_experts = [each.raw for each in self._counts], locations.space.n_experts
-        self._native = _residency.Turn(*arrays, raw, n_experts)
+        self._native = _residency.Turn(*arrays, raw, n_experts, Move)
         self._derived: Derived | None = None  # what the extension works on
 
     def observe(self, ids: NDArray[np.uint32], is_late: bool) -> tuple[Keys, Keys]:
@@ -95,4 +95,4 @@ class Turn:
         policy.worth, foresight.scores, moves, guessed, is_stale = found
         if is_stale:
             self._locations.derive_anew()
-        return [*map(Move._make, moves)], guessed
+        return moves, guessed

@@ -271,12 +271,16 @@ class Turn {
 public:
     Turn(Array<uint8_t> state, Array<int64_t> slot_of, Array<bool> changed, Array<int64_t> pool_of,
          Array<int32_t> recency, Array<bool> again, Array<int64_t> newest, Array<int64_t> floors,
-         Array<int64_t> slot_bytes, std::vector<Array<double>> counts, size_t n_experts)
+         Array<int64_t> slot_bytes, std::vector<Array<double>> counts, size_t n_experts,
+         py::type move)
         : held_(py::make_tuple(state, slot_of, changed, pool_of, recency, again, newest, floors,
                                slot_bytes, counts)),
+          move_(std::move(move)),
           worth_(state.size()),
           scores_(state.size()) {
         const auto n = static_cast<size_t>(state.size()), n_pools = static_cast<size_t>(newest.size());
+        require(PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(move_.ptr()), &PyTuple_Type),
+                "move is not a named tuple");
         require(n_experts > 0 && n % n_experts == 0, "state is not [n_layers * n_experts]");
         record_ = {state.mutable_data(),
                    const_cast<int64_t*>(values_of(slot_of, n, "slot_of is not [n_keys]")),
@@ -354,7 +358,7 @@ public:
         bool renew = false;
         py::list moves, guessed;
         for (const Entered& one : decide(record_, derived_, asked, renew)) {
-            moves.append(py::make_tuple(record_.pool_of[one.key], one.key, one.victim, one.landed));
+            moves.append(move(one));
             if (one.guessed) guessed.append(one.key);
         }
         return py::make_tuple(worth_, has_scores ? py::object(scores_) : py::none(), moves,
@@ -362,6 +366,19 @@ public:
     }
 
 private:
+    /// A named tuple, without the Python code that would make it.
+    py::object move(const Entered& one) const {
+        auto made = py::reinterpret_steal<py::object>(
+            PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(move_.ptr()), 4));
+        if (!made) throw py::error_already_set();
+        const int64_t numbers[] = {record_.pool_of[one.key], one.key, one.victim};
+        for (int i = 0; i < 3; ++i) {
+            PyTuple_SET_ITEM(made.ptr(), i, py::int_(numbers[i]).release().ptr());
+        }
+        PyTuple_SET_ITEM(made.ptr(), 3, py::bool_(one.landed).release().ptr());
+        return made;
+    }
+
     /// Finds worth, and scores if the run that they are of is known: returns whether it is.
     bool looked_out(const LookedAt& looked_at) {
         auto [experts, shares, factors, runs, run_shares, scored] = looked_at;
@@ -383,6 +400,7 @@ private:
 
     py::tuple held_;
     py::object held_derived_ = py::none();
+    py::type move_;
     Array<double> worth_, scores_;  // made once: fresh memory would cost more than what is written
     Record record_{};
     Derived derived_{};
@@ -401,11 +419,11 @@ PYBIND11_MODULE(_residency, module) {
                "floors"_a, "may_leave"_a, "needed"_a, "recency"_a, "n_experts"_a);
     py::class_<Turn>(module, "Turn")
         .def(py::init<Array<uint8_t>, Keys, Array<bool>, Keys, Array<int32_t>, Array<bool>, Keys,
-                      Keys, Keys, std::vector<Array<double>>, size_t>(),
+                      Keys, Keys, std::vector<Array<double>>, size_t, py::type>(),
              "state"_a.noconvert(), "slot_of"_a.noconvert(), "changed"_a.noconvert(),
              "pool_of"_a.noconvert(), "recency"_a.noconvert(), "again"_a.noconvert(),
              "newest"_a.noconvert(), "floors"_a.noconvert(), "slot_bytes"_a.noconvert(),
-             "counts"_a.noconvert(), "n_experts"_a)
+             "counts"_a.noconvert(), "n_experts"_a, "move"_a)
         .def("derive", &Turn::derive, "pins"_a.noconvert(), "entry_of"_a.noconvert(),
              "holders"_a.noconvert(), "unpinned"_a.noconvert(), "free"_a.noconvert(),
              "n_free"_a.noconvert())
