@@ -4,6 +4,7 @@ python -m bench.host_time
 
 A qwen3moe model with 48 layers of 128 experts, 8 used, whose matrices are as small as its kernels
 allow (hidden 32), so that the program has its full number of commands and next to no arithmetic.
+With `--experts 512` it is as the largest models are; half of the experts have slots either way.
 `time.thread_time()` around `Engine.run_token` and the sampler counts the CPU time of this thread
 only: on a CPU device the driver's own threads do not count. What is done while the GPU runs (the
 engine's `meanwhile`) is taken off: the rest is on the critical path, under 0.3 ms if all is well.
@@ -92,7 +93,8 @@ def main() -> None:
     parser = command_line(__doc__, repeats=2 * MIN_REPEATS)
     parser.add_argument("--layers", type=int, default=48, help="default: 48")
     parser.add_argument("--tokens", type=int, default=20, help="per repeat (default: 20)")
-    parser.add_argument("--expert-slots", type=int, default=64, help="of 128 (default: 64)")
+    parser.add_argument("--experts", type=int, default=128, help="of a layer (default: 128)")
+    parser.add_argument("--expert-slots", type=int, help="of a layer (default: half the experts)")
     parser.add_argument(
         "--warm", type=int, default=200, help="tokens before the cache is measured (default: 200)"
     )
@@ -100,8 +102,10 @@ def main() -> None:
     options = parser.parse_args()
     if not 1 <= options.tokens <= CONTEXT:
         parser.error(f"--tokens must be between 1 and {CONTEXT}")
-    if not 1 <= options.expert_slots < SMALLEST["n_experts"]:
-        parser.error(f"--expert-slots must be between 1 and {SMALLEST['n_experts'] - 1}")
+    if options.expert_slots is None:
+        options.expert_slots = options.experts // 2
+    if not 1 <= options.expert_slots < options.experts:
+        parser.error(f"--expert-slots must be between 1 and {options.experts - 1}")
     with ExitStack() as stack:
         engines = {name: stack.enter_context(engine) for name, engine in _engines(options).items()}
         first = next(iter(engines.values()))
@@ -110,7 +114,7 @@ def main() -> None:
         program = first.program()
         print(
             f"program: {len(program.commands)} commands, {len(program.dispatches())} dispatches, "
-            f"{options.layers} layers\n",
+            f"{options.layers} layers of {options.experts} experts\n",
             flush=True,
         )
         runs = {WITH_KERNELS: _measure(engines, _texts(options))}
@@ -130,8 +134,9 @@ def main() -> None:
 
 def _engines(options: argparse.Namespace) -> dict[str, Engine]:
     """The same model in each way."""
-    shape = shape_of("tiny", n_layers=options.layers, **SMALLEST)
-    model = custom_model(f"smallest-{options.layers}", shape, "q8_0", options.cache)
+    size: dict[str, Any] = {"n_layers": options.layers, "n_experts": options.experts}
+    shape, name = shape_of("tiny", **{**SMALLEST, **size}), "-".join(map(str, size.values()))
+    model = custom_model(f"smallest-{name}", shape, "q8_0", options.cache)
     cached: dict[str, Any] = {"expert_slots": options.expert_slots}
     asked: dict[str, dict[str, Any]] = {
         IN_PLACE: {},

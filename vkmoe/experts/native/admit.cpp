@@ -17,8 +17,7 @@ public:
           keys_(all.keys + index * all.n_slots),
           values_(all.values == nullptr ? nullptr : all.values + index * all.n_slots),
           n_free_(all.n_free[index]),
-          newest_(all.newest[index]),
-          taken_(all.n_slots) {
+          newest_(all.newest[index]) {
         if (all.floors[index] == 0) return;
         spare_.assign(all.n_keys / all.n_experts, -all.floors[index]);
         for (size_t slot = 0; slot < all.n_slots; ++slot) {
@@ -36,7 +35,7 @@ public:
             const int64_t key = keys_[slot];
             // First what most slots fail by: there are many.
             if (best != kNone && !is_before(slot, best) && key != newest_) continue;
-            if (taken_[slot] || !all_.may_leave[key] || all_.needed[key]) continue;
+            if (is_taken(slot) || !all_.may_leave[key] || all_.needed[key]) continue;
             if (!can_spare(key, newcomer)) continue;
             (key == newest_ ? last : best) = slot;
         }
@@ -55,7 +54,7 @@ public:
     }
 
     void take(size_t slot, int64_t newcomer) {
-        taken_[slot] = true;
+        taken_.push_back(slot);
         enter(newcomer);
         if (!spare_.empty()) --spare_[layer(keys_[slot])];
     }
@@ -64,6 +63,10 @@ public:
 
 private:
     size_t layer(int64_t key) const { return static_cast<size_t>(key) / all_.n_experts; }
+
+    bool is_taken(size_t slot) const {
+        return std::find(taken_.begin(), taken_.end(), slot) != taken_.end();
+    }
 
     bool is_held(size_t slot) const { return static_cast<size_t>(keys_[slot]) < all_.n_keys; }
 
@@ -88,7 +91,7 @@ private:
     const double* const values_;
     int64_t n_free_;
     int64_t newest_;
-    std::vector<char> taken_;
+    std::vector<size_t> taken_;
     std::vector<int64_t> spare_;  // by layer: residents above the floor; empty without one
 };
 

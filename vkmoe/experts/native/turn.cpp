@@ -161,10 +161,10 @@ void look_out(const Record& record, const Shares& known, const Outlook& outlook,
               double* scores) {
     const size_t n = record.n_experts;
     std::vector<double> usual(n), chances(n);
+    Rows rows(record.counts.begin(), record.counts.end());
     for (size_t layer = 0; layer < record.n_layers; ++layer, worth += n, scores += n) {
-        Rows rows;
-        for (const double* const counts : record.counts) rows.push_back(counts + layer * n);
         blend(rows, outlook.factors, n, usual.data());
+        for (const double*& counts : rows) counts += n;
         const double rest = outlook.shares.back();
         for (size_t id = 0; id < n; ++id) worth[id] = rest * usual[id];
         for (size_t each = 0; each < outlook.runs.size(); ++each) {
