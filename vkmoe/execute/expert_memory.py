@@ -91,7 +91,9 @@ class ExpertMemory(Closing):
         if decision.pools or decision.host_pools:
             memory = CacheMemory(table, self.slots, loaded.homes, weights.span_bytes, self._scratch)
             uploads = self._uploads(loaded)
-            ways = self._ways(spans, come_in_order(uploads))
+            # Places of a host pool are written by the host, which has to know what was read.
+            in_order = come_in_order(uploads) and not decision.host_pools
+            ways = self._ways(spans, in_order)
             on_cpu = loaded.cpu.table if loaded.cpu is not None else None
             pool = self._pool(loaded, residency)
             cache = ExpertCache(residency, memory, uploads, ways, pool, on_cpu)
