@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -58,3 +59,18 @@ def test_copies_beside_tokens_are_timed_and_on_one_queue_in_turns() -> None:
         for earlier, later in pairwise(sorted([*watched.tokens, *watched.copies])):
             assert earlier[1] <= later[0]
         assert watched.fraction == 0.0, "on one queue nothing can be hidden"
+
+
+@pytest.mark.parametrize(
+    ("copies", "host_pool", "in_order"),
+    [("wait", None, True), ("wait", "2MiB", False), ("overlap", None, False)],
+)
+def test_the_host_need_not_wait_where_only_the_device_touches_what_is_copied(
+    copies: Any, host_pool: str | None, in_order: bool
+) -> None:
+    """It writes into places of a host pool, and a thread submits copies beside tokens."""
+    config = EngineConfig(ctx_size=64, expert_slots=6, expert_copies=copies, host_pool=host_pool)
+    with Engine(demo_model_path(), config) as engine:
+        assert engine.cache is not None and (engine.cache.pool is not None) == bool(host_pool)
+        has_one = not engine.device.native.has_upload_queue
+        assert engine.cache._ways.in_order == (in_order and has_one)
