@@ -171,6 +171,28 @@ def test_a_turn_may_be_either_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     both.compare()
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_what_is_learned_does_not_depend_on_when(plain: bool) -> None:
+    """While the next token runs, or only when counts are about to change."""
+    routing = drifting(60, N_LAYERS, N_EXPERTS, N_USED, 2)
+    early, late = (Residency(SPACE, OWN, BESIDE, plain=plain) for _ in range(2))
+    for ids in routing:
+        for each in (early, late):
+            each.observe(ids[None])
+            each.leave()
+        early.learn()
+    late.learn()
+    for one, other in zip(_learned(early), _learned(late), strict=True):
+        assert one.any() and np.array_equal(one, other)
+
+
+def _learned(residency: Residency) -> list[Any]:
+    assert residency._foresight is not None
+    chances = residency._foresight.chances
+    assert chances._kept is not None
+    return [chances._products, chances._sums, *chances._kept]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     made = Residency(SPACE, OWN, PLAIN)
     assert made._turn is not None and isinstance(made._policy, Forecast)
