@@ -10,6 +10,7 @@ import pytest
 
 from tests.experts.invented_traces import drifting
 from vkmoe.experts import _residency
+from vkmoe.experts.decide.foresight import Foresight
 from vkmoe.experts.decide.keys import NO_KEYS, KeySpace
 from vkmoe.experts.decide.locations import Locations, Move
 from vkmoe.experts.decide.policies import Forecast
@@ -169,6 +170,15 @@ def test_a_turn_may_be_either_ones(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(both.fast, "_turn", turn if both.random.random() < 0.5 else None)
         both.run(n)
     both.compare()
+
+
+def test_of_many_guesses_both_take_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Foresight, "most_guessed", 1)
+    both = Both(CASES["own slots beside tokens"], 7)
+    for n in range(len(both.routing)):
+        both.run(n)
+    both.compare()
+    assert both.fast.predictions.n_hinted >= 5
 
 
 @pytest.mark.parametrize("plain", [False, True])
