@@ -10,6 +10,7 @@ import pytest
 
 from tests.experts.invented_traces import drifting
 from vkmoe.experts import _residency
+from vkmoe.experts.decide import foresight, turn
 from vkmoe.experts.decide.foresight import Foresight
 from vkmoe.experts.decide.keys import NO_KEYS, KeySpace
 from vkmoe.experts.decide.locations import Locations, Move
@@ -173,7 +174,9 @@ def test_a_turn_may_be_either_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_many_guesses_both_take_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Foresight, "most_guessed", 1)
+    monkeypatch.setattr(Foresight, "most_guessed", 2)
+    for module in (foresight, turn):  # so that there are many
+        monkeypatch.setattr(module, "LIKELY", 0.1)
     both = Both(CASES["own slots beside tokens"], 7)
     for n in range(len(both.routing)):
         both.run(n)
