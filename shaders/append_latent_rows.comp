@@ -22,6 +22,7 @@ layout(constant_id = 3) const uint NOPE_DIM = 128u;
 layout(constant_id = 4) const uint N_HEADS = 16u;
 layout(constant_id = 5) const uint ROPE_STYLE = 1u; // 0 = halves (neox), 1 = adjacent pairs
 layout(constant_id = 6) const uint K_TYPE = 0u; // see kv_types.glsl
+layout(constant_id = 7) const uint K_HADAMARD = 1u; // dims of the cached row that are transformed together; 1: none are
 
 layout(set = 0, binding = 0, std430) buffer Q { float q[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Kv { float kv[]; };
@@ -44,6 +45,7 @@ layout(push_constant, std430) uniform Push {
 #define CACHED_DIM (KV_RANK + ROPE_DIM)
 #define RING 0u
 #include "kv_rows.glsl"
+#include "hadamard.glsl"
 #include "staged_row.glsl"
 #include "attention_rope.glsl"
 #include "reduce.glsl"
@@ -78,10 +80,10 @@ void append(uint position) {
     const uint first_word = kv_offset + ROW * kv_pitch;
     const float factor = compressed_factor(first_word);
     const uvec2 region = region_address(K_TYPE, rows, params.rows[ROW].sequence);
-    if (K_TYPE == Q8_0) {
+    if (has_scales(K_TYPE)) {
         for (uint d = gl_LocalInvocationIndex; d < CACHED_DIM; d += gl_WorkGroupSize.x)
             staged[d] = cached_dim(first_word, d, position, factor);
-        append_staged(region, cached_row(0u, position));
+        append_staged(K_TYPE, K_HADAMARD, region, cached_row(0u, position));
         return;
     }
     for (uint word = gl_LocalInvocationIndex; word < row_words(K_TYPE); word += gl_WorkGroupSize.x) {
@@ -89,7 +91,7 @@ void append(uint position) {
         [[unroll]] for (uint i = 0u; i < 2u; ++i) {
             if (i < word_dims(K_TYPE)) values[i] = cached_dim(first_word, word * word_dims(K_TYPE) + i, position, factor);
         }
-        store_row_word(K_TYPE, region, cached_row(0u, position), word, encode(K_TYPE, values, 0u));
+        store_row_word(K_TYPE, region, cached_row(0u, position), word, encode(K_TYPE, values, vec4(0.0), 0u).x);
     }
 }
 

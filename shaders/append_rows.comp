@@ -26,6 +26,8 @@ layout(constant_id = 7) const uint K_TYPE = 0u; // see kv_types.glsl
 layout(constant_id = 8) const uint V_TYPE = 0u;
 layout(constant_id = 9) const uint VALUE_NORM = 0u; // of v of each kv head, without a gain
 layout(constant_id = 10) const uint RING = 0u; // see kv_types.glsl
+layout(constant_id = 11) const uint K_HADAMARD = 1u; // dims of k and of v that are transformed together; 1: none are
+layout(constant_id = 12) const uint V_HADAMARD = 1u;
 
 layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
 layout(push_constant, std430) uniform Push {
@@ -42,6 +44,7 @@ layout(push_constant, std430) uniform Push {
 
 #define CACHED_DIM HEAD_DIM
 #include "kv_rows.glsl"
+#include "hadamard.glsl"
 #include "staged_row.glsl"
 #include "attention_rope.glsl"
 #include "reduce.glsl"
@@ -126,11 +129,12 @@ float cached_dim(Span span, uint head, uint d, uint position) {
 void append(Span span, uint position, float factor) {
     const uint type = K_TYPE == V_TYPE || !span.is_value ? K_TYPE : V_TYPE;
     const uvec2 region = region_address(type, span.is_value ? v_cache : k_cache, params.rows[ROW].sequence);
-    if (type == Q8_0) {
+    if (has_scales(type)) {
+        const uint n_transformed = span.is_value ? V_HADAMARD : K_HADAMARD;
         for (uint head = 0u; head < span.n_heads; ++head) {
             for (uint d = gl_LocalInvocationIndex; d < HEAD_DIM; d += gl_WorkGroupSize.x)
                 staged[d] = cached_dim(span, head, d, position) * factor;
-            append_staged(region, cached_row(span.first_head + head, position));
+            append_staged(type, n_transformed, region, cached_row(span.first_head + head, position));
         }
         return;
     }
@@ -141,7 +145,7 @@ void append(Span span, uint position, float factor) {
         [[unroll]] for (uint j = 0u; j < 2u; ++j) {
             if (j < word_dims(type)) values[j] = cached_dim(span, head, word * word_dims(type) + j, position) * factor;
         }
-        store_row_word(type, region, cached_row(span.first_head + head, position), word, encode(type, values, 0u));
+        store_row_word(type, region, cached_row(span.first_head + head, position), word, encode(type, values, vec4(0.0), 0u).x);
     }
 }
 

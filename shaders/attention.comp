@@ -34,6 +34,8 @@ layout(constant_id = 11) const uint K_TYPE = 0u; // see kv_types.glsl
 layout(constant_id = 12) const uint V_TYPE = 0u;
 layout(constant_id = 13) const uint VALUE_NORM = 0u; // of v of each kv head, without a gain
 layout(constant_id = 14) const uint RING = 0u; // see kv_types.glsl
+layout(constant_id = 15) const uint K_HADAMARD = 1u; // dims of q and k, and of v, that are transformed together; 1: none are
+layout(constant_id = 16) const uint V_HADAMARD = 1u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Qkv { float qkv[]; };
 layout(set = 0, binding = 2, std430) writeonly buffer Partials { float partials[]; };
@@ -66,6 +68,7 @@ uint first_qkv; // word at which the row's q begins
 #include "attention_split.glsl"
 #include "kv_types.glsl"
 #include "attention_state.glsl"
+#include "hadamard.glsl"
 #include "attention_rope.glsl"
 #include "attention_input.glsl"
 #include "attention_cache.glsl"

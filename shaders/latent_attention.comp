@@ -30,6 +30,7 @@ layout(constant_id = 6) const uint TEAM_LANES = 8u;
 layout(constant_id = 7) const uint STEP_POSITIONS = 2u;
 layout(constant_id = 8) const uint WORKGROUP_HEADS = 4u;
 layout(constant_id = 9) const uint K_TYPE = 0u; // see kv_types.glsl; a row is key and value
+layout(constant_id = 10) const uint K_HADAMARD = 1u; // dims of queries and rows that are transformed together; 1: none are
 
 layout(set = 0, binding = 0, std430) readonly buffer Absorbed { float absorbed[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Q { float q[]; };
@@ -67,6 +68,7 @@ layout(push_constant, std430) uniform Push {
 #include "attention_split.glsl"
 #include "kv_types.glsl"
 #include "attention_state.glsl"
+#include "hadamard.glsl"
 #include "attention_rope.glsl"
 #include "latent_input.glsl"
 #include "attention_cache.glsl"

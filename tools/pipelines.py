@@ -29,7 +29,7 @@ from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
 from vkmoe.gpu.token_io import param_words
-from vkmoe.kernels.attention.cases import CACHES, hunyuan_shape
+from vkmoe.kernels.attention.cases import CACHES, SAME_TYPES, hunyuan_shape
 from vkmoe.kernels.attention.operations import AttentionTensors, KvCache, attention
 from vkmoe.kernels.attention.shapes import choose_split
 from vkmoe.kernels.context import OpContext
@@ -65,7 +65,7 @@ KEPT, GATHERED = Cache(promotes=True), Cache("gather")
 BESIDE_CPU, OF_ALL_TYPES = Hybrid(), "qwen3-30b-a3b"  # with what, and whose
 # Two of several columns, as more have no other kernels; a prompt whose experts have several tiles.
 SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (64,))
-F16, *OTHER_CACHES = CACHES  # the others of any model
+F16, *OTHER_CACHES = dict.fromkeys((*CACHES, *SAME_TYPES))  # the others of any model
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
 
 

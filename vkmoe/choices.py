@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 Executor = Literal["fused", "stepped"]
-KvType = Literal["f32", "f16", "q8_0"]  # of a KV cache
+KvType = Literal["f32", "f16", "q8_0", "q5_1", "q4_0"]  # of a KV cache
 Layout = Literal["planes", "file"]  # of rows of weights where kernels read them (quants/layouts.py)
 
 ExpertsIn = Literal["device", "host", "cache", "cpu"]

@@ -166,9 +166,9 @@ class EngineConfig:
     )
     cache_type_k: KvType = option(
         "f16",
-        "Number format of keys in the KV cache: f32, f16, or q8_0, which takes 8.5 bits for a "
-        "number. Where a model caches one compressed row of a position (latent attention), this is "
-        "the format of the row.",
+        "Number format of keys in the KV cache: f32, f16, q8_0, q5_1 or q4_0. The last three take "
+        "8.5, 6 and 4.5 bits for a number. Where a model caches one compressed row of a position "
+        "(latent attention), this is the format of the row.",
         "-ctk",
     )
     cache_type_v: KvType | None = option(

@@ -61,41 +61,60 @@ uint own_raw(uint cache, uint word) {
     return (cache * UNITS + word / unit_words) * UNIT_RAW + (type == F32 ? word / 4u % 2u : 0u);
 }
 
-uint own_scale(uint cache, uint block) {
+// The first unit of each block has what the block shares.
+uint own_numbers(uint cache, uint block) {
     return block < N_BLOCKS ? own_rows[(cache * UNITS + block * BLOCK_UNITS) * UNIT_RAW].z : 0u;
 }
 
-// Leaves the scales of a q8_0 row beside the places of its quants. Every invocation must call it.
-void find_own_scales(uint cache, uint kv_head) {
+// Leaves what the blocks of a row share beside the places of its quants. Every invocation must call it.
+void find_own_numbers(uint cache, uint kv_head) {
     for (uint block = lane; block < N_BLOCKS; block += WORKGROUP_LANES) {
         const uint first = block * BLOCK_DIMS, end = min(first + BLOCK_DIMS, CACHED_DIM);
-        uint largest = 0u;
-        for (uint d = first; d < end; ++d) largest = max(largest, magnitude_bits(own_dim(cache, kv_head, d)));
-        const uint scale = block_scale(largest);
-        for (uint unit = first / 8u; unit < end / 8u; ++unit) own_rows[(cache * UNITS + unit) * UNIT_RAW].z = scale;
+        Extremes found = NO_DIMS;
+        for (uint d = first; d < end; ++d) found = joined(found, own_dim(cache, kv_head, d));
+        const uint numbers = block_numbers(cache_type(cache), found);
+        for (uint unit = first / 8u; unit < end / 8u; ++unit) own_rows[(cache * UNITS + unit) * UNIT_RAW].z = numbers;
     }
     barrier();
 }
 
-// A word of this token's row, as the cache holds it.
-uint own_word(uint cache, uint kv_head, uint word) {
-    const uint type = cache_type(cache);
-    vec4 values = vec4(0.0);
+// A word of this token's row, as the cache holds it, and its fifth bits.
+uvec2 own_word(uint cache, uint kv_head, uint word) {
+    const uint type = cache_type(cache), n_dims = word_dims(type);
+    vec4 low = vec4(0.0), high = vec4(0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-        if (i < word_dims(type)) values[i] = own_dim(cache, kv_head, word * word_dims(type) + i);
+        if (i < n_dims) low[i] = own_dim(cache, kv_head, word * n_dims + i);
+        if (4u + i < n_dims) high[i] = own_dim(cache, kv_head, word * n_dims + 4u + i);
     }
-    return encode(type, values, type == Q8_0 ? own_scale(cache, word / (BLOCK_DIMS / 4u)) : 0u);
+    return encode(type, low, high, has_scales(type) ? own_numbers(cache, word * n_dims / BLOCK_DIMS) : 0u);
 }
 
-void keep_own_word(uint cache, uint word, uint bits) {
-    own_rows[own_raw(cache, word)][cache_type(cache) == Q8_0 ? word % 2u : word % 4u] = bits;
+void keep_own_word(uint cache, uint word, uvec2 bits) {
+    const uint type = cache_type(cache), at = own_raw(cache, word);
+    if (word_dims(type) == 8u) {
+        own_rows[at].x = bits.x;
+        own_rows[at].y = bits.y;
+    } else {
+        own_rows[at][type == Q8_0 ? word % 2u : word % 4u] = bits.x;
+    }
 }
 
-// Appends the scales of a q8_0 row.
-void append_own_scales(uint cache, uvec2 region, uint kv_head, uint position) {
-    for (uint word = lane; word < SCALE_WORDS; word += WORKGROUP_LANES) {
-        const uint bits = own_scale(cache, 2u * word) | own_scale(cache, 2u * word + 1u) << 16u;
-        store_scale_word(region, cached_row(kv_head, position), word, bits);
+// Appends what the blocks of a row share. Every invocation must call it.
+void append_own_numbers(uint cache, uvec2 region, uint row) {
+    const uint type = cache_type(cache);
+    if (type == Q5_1) barrier(); // the fifth bits are there
+    for (uint word = lane; word < scale_words(type); word += WORKGROUP_LANES) {
+        uint bits = 0u;
+        if (type != Q5_1) {
+            bits = own_numbers(cache, 2u * word) & 0xFFFFu | own_numbers(cache, 2u * word + 1u) << 16u;
+        } else if (word % 2u == 0u) {
+            bits = own_numbers(cache, word / 2u);
+        } else {
+            const uint first = word / 2u * BLOCK_UNITS;
+            for (uint unit = first; unit < min(first + BLOCK_UNITS, UNITS); ++unit)
+                bits |= own_rows[(cache * UNITS + unit) * UNIT_RAW].y << 2u * (unit - first);
+        }
+        store_scale_word(type, region, row, word, bits);
     }
 }
 
@@ -104,20 +123,20 @@ void append_own_scales(uint cache, uvec2 region, uint kv_head, uint position) {
 void append_position(uvec2 keys_at, uvec2 values_at, uint kv_head, uint position, bool writes) {
     const bool has_values = N_CACHES == 2u;
     const uint row = cached_row(kv_head, position);
-    if (K_TYPE == Q8_0) find_own_scales(KEYS, kv_head);
-    if (has_values && V_TYPE == Q8_0) find_own_scales(VALUES, kv_head);
+    if (has_scales(K_TYPE)) find_own_numbers(KEYS, kv_head);
+    if (has_values && has_scales(V_TYPE)) find_own_numbers(VALUES, kv_head);
     const uint n_keys = row_words(K_TYPE), n_values = has_values ? row_words(V_TYPE) : 0u, n_words = max(n_keys, n_values);
     for (uint word = lane; word < n_words; word += WORKGROUP_LANES) {
         const bool takes_key = n_keys == n_words || word < n_keys;
         const bool takes_value = has_values && (n_values == n_words || word < n_values);
-        const uint key = takes_key ? own_word(KEYS, kv_head, word) : 0u;
-        const uint value = takes_value ? own_word(VALUES, kv_head, word) : 0u;
+        const uvec2 key = takes_key ? own_word(KEYS, kv_head, word) : uvec2(0u);
+        const uvec2 value = takes_value ? own_word(VALUES, kv_head, word) : uvec2(0u);
         if (takes_key) keep_own_word(KEYS, word, key);
         if (takes_value) keep_own_word(VALUES, word, value);
-        if (writes && takes_key) store_row_word(K_TYPE, keys_at, row, word, key);
-        if (writes && takes_value) store_row_word(V_TYPE, values_at, row, word, value);
+        if (writes && takes_key) store_row_word(K_TYPE, keys_at, row, word, key.x);
+        if (writes && takes_value) store_row_word(V_TYPE, values_at, row, word, value.x);
     }
-    if (writes && K_TYPE == Q8_0) append_own_scales(KEYS, keys_at, kv_head, position);
-    if (writes && has_values && V_TYPE == Q8_0) append_own_scales(VALUES, values_at, kv_head, position);
+    if (writes && has_scales(K_TYPE)) append_own_numbers(KEYS, keys_at, row);
+    if (writes && has_values && has_scales(V_TYPE)) append_own_numbers(VALUES, values_at, row);
     barrier();
 }

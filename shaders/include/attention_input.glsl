@@ -67,6 +67,7 @@ void stage_rows(uint first_head, uint kv_head, uint position) {
 // Fills `query` and stages this token's k.
 void load_query(uint first_head, uint kv_head, uint position) {
     stage_rows(first_head, kv_head, position);
+    TRANSFORM_STAGE(INPUT_ROWS, K_HADAMARD)
     [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
         float factor = scale;
         if (OF_HEADS) factor *= inverse_rms(workgroup_total(h), HEAD_DIM);
@@ -92,15 +93,15 @@ float value_dim(uint kv_head, uint d) {
     return VALUE_NORM != 0u ? raw * value_inverse_rms : raw;
 }
 
-// One dim of this token's k or v, as it goes into the cache. Of q8_0, v is staged in place of the first query, as it is read
-// twice.
+// One dim of this token's k or v, as it goes into the cache. Where that has scales, v is staged in place of the first query, as it
+// is read twice.
 float own_dim(uint cache, uint kv_head, uint d) {
     const float key = stage[WORKGROUP_HEADS * HEAD_DIM + d] * key_inverse_rms;
     if (cache == KEYS) return key;
-    return V_TYPE == Q8_0 ? stage[d] : value_dim(kv_head, d);
+    return has_scales(V_TYPE) ? stage[d] : value_dim(kv_head, d);
 }
 
-// Norms this token's v, and stages it where it is of q8_0. Every invocation must call it, once the queries are loaded.
+// Norms this token's v, and stages it where its cache has scales. Every invocation must call it, once the queries are loaded.
 void stage_value(uint kv_head) {
     if (VALUE_NORM != 0u) {
         lane_part[part_index(0u)] = is_active ? span_squares(value_row(kv_head), HEAD_DIM) : 0.0;
@@ -108,7 +109,8 @@ void stage_value(uint kv_head) {
         value_inverse_rms = inverse_rms(workgroup_total(0u), HEAD_DIM);
         barrier(); // the total has been read
     }
-    if (V_TYPE != Q8_0) return;
+    if (!has_scales(V_TYPE)) return;
     for (uint d = lane; d < HEAD_DIM; d += WORKGROUP_LANES) stage[d] = value_dim(kv_head, d);
     barrier();
+    TRANSFORM_STAGE(1u, V_HADAMARD)
 }

@@ -1,7 +1,7 @@
 // Registers, shared memory and team sums of attention.comp and latent_attention.comp.
 // Arrays in registers are indexed only by loops that unroll completely: an inner loop of unknown length would keep the outer
 // one rolled, and the arrays would move to memory.
-// Needs: GL_EXT_control_flow_attributes, kv_types.glsl; N_SPLITS, TEAM_LANES, STEP_POSITIONS, WORKGROUP_HEADS; ROW_DIM, the width of a key,
+// Needs: GL_EXT_control_flow_attributes, kv_types.glsl, hadamard.glsl; N_SPLITS, TEAM_LANES, STEP_POSITIONS, WORKGROUP_HEADS; ROW_DIM, the width of a key,
 // VALUE_DIM, of a value, both of whole units; INPUT_ROWS, the rows that are staged on the way in. (Macros: a constant that
 // is another one's alias would take over its name in SPIR-V.)
 const uint WORKGROUP_LANES = gl_WorkGroupSize.x;
@@ -67,6 +67,9 @@ void clear_sums() {
     }
     [[unroll]] for (uint i = 0u; i < OUT_VECTORS; ++i) running_out[i] = vec4(0.0);
 }
+
+// Transforms rows in the stage, `n` dims at a time (1: none). Every invocation must call it, once the rows are staged.
+#define TRANSFORM_STAGE(n_rows, n) TRANSFORM(stage, (n_rows) * ROW_DIM, n, lane, WORKGROUP_LANES)
 
 // Where a lane leaves its part of value `i`.
 uint part_index(uint i) { return i * PART_STRIDE + lane + team; }

@@ -16,6 +16,7 @@ void load_query(uint first_head, uint position) {
         stage[i] = query_dim(first_head + i / ROW_DIM, i % ROW_DIM, position);
     }
     barrier();
+    TRANSFORM_STAGE(WORKGROUP_HEADS, K_HADAMARD)
     [[unroll]] for (uint h = 0u; h < WORKGROUP_HEADS; ++h) {
         [[unroll]] for (uint i = 0u; i < LANE_UNITS * 2u; ++i) {
             const uint d = (team_lane + i / 2u * TEAM_LANES) * 8u + i % 2u * 4u;
@@ -49,6 +50,7 @@ void stage_row(uint position) {
     }
     sum_parts(1u);
     compressed_factor = inverse_rms(workgroup_total(0u), KV_RANK);
+    TRANSFORM_STAGE(1u, K_HADAMARD)
 }
 
 // One dim of this token's row, as it goes into the cache.

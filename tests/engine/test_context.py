@@ -105,6 +105,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "kept as they are read": {"expert_slots": 4, "promote_on_read": True},
     "from the file": {"expert_slots": 4, "host_pool": "8MiB", "miss": "gather"},
     "q8_0": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"},
+    "q4_0, q5_1": {"cache_type_k": "q4_0", "cache_type_v": "q5_1"},
     "cpu": {"device": "cpu"},
     "hybrid": {"expert_mode": "hybrid", "expert_slots": 8},
 }

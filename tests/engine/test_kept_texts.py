@@ -36,6 +36,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "few slots": ("moe_odd", {"expert_slots": 3, "promote_on_read": True}),
     "windows": ("gptoss_odd", {}),
     "windows in q8_0": ("gptoss_odd", BOTH_Q8),
+    "windows in q4_0, q5_1": ("gptoss_odd", {"cache_type_k": "q4_0", "cache_type_v": "q5_1"}),
     "windows and shared rows": ("gemma4_odd", {}),
     "recurrent": ("qwen35_dense", {}),
     "recurrent in q8_0": ("qwen3next_odd", BOTH_Q8),

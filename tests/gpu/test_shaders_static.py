@@ -279,7 +279,7 @@ def test_shared_memory_of_tiles(name: str) -> None:
         assert name.endswith("+half") or found >= sums
 
 
-CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f32"))
+CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f32"), KvTypes("q4_0", "q5_1"))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if family(name) == "attention"])

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vkmoe import kv_types
+from vkmoe.choices import KvType
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
-from vkmoe.kernels.attention.caches import cache_row
+from vkmoe.kernels.attention.caches import CacheShape, KvRows, cache_row, hadamard
 from vkmoe.kernels.attention.cases import (
     AttentionCase,
     deepseek2_shape,
@@ -64,6 +66,16 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "K q8_0, V f16, 80": qwen3_shape(head_dim=80, rotary_dim=80, kv_types=KvTypes("q8_0", "f16")),
     "K f32, V q8_0, 96": qwen3_shape(head_dim=96, rotary_dim=96, kv_types=KvTypes("f32", "q8_0")),
     "K f16, V f32": qwen3_shape(kv_types=KvTypes("f16", "f32")),
+    "q4_0, 128": qwen3_shape(
+        n_heads=16, head_dim=128, rotary_dim=128, scale=0.1, kv_types=both("q4_0")
+    ),
+    "q5_1, 64": qwen3_shape(kv_types=both("q5_1")),
+    "K q5_1, V q4_0, 80": qwen3_shape(head_dim=80, rotary_dim=80, kv_types=KvTypes("q5_1", "q4_0")),
+    "K f32, V q5_1, 72": qwen3_shape(head_dim=72, rotary_dim=72, kv_types=KvTypes("f32", "q5_1")),
+    "K q4_0, V f16, full norm": qwen3_shape(norm="full_width", kv_types=KvTypes("q4_0", "f16")),
+    "512, q5_1, q8_0": wide_shape(kv_types=KvTypes("q5_1", "q8_0")),
+    "gemma4, q4_0, q5_1": gemma4_shape(kv_types=KvTypes("q4_0", "q5_1")),
+    "gemma4, another's q4_0": gemma4_shape(appends=False, kv_types=both("q4_0")),
     "group 16, 256": qwen3_shape(
         n_heads=16, n_kv_heads=1, head_dim=256, rotary_dim=256, kv_types=both("f32")
     ),
@@ -81,6 +93,8 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "64 + 32": deepseek2_shape(),
     "64 + 32, f32": deepseek2_shape(kv_type="f32", rope_style="neox"),
     "56 + 24, q8_0": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q8_0"),
+    "64 + 32, q4_0": deepseek2_shape(kv_type="q4_0"),
+    "56 + 24, q5_1": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q5_1"),
     "96 + 32, one head": deepseek2_shape(n_heads=1, kv_rank=96),
     "40 + 8, five heads": deepseek2_shape(n_heads=5, kv_rank=40, rope_dim=8, nope_dim=0),
     "24 + 16, many heads": deepseek2_shape(n_heads=128, kv_rank=24, rope_dim=16, kv_type="f32"),
@@ -131,6 +145,11 @@ def test_teams_that_are_subgroups(device: Device, runner: Runner, name: str) -> 
         "partial halves, 160",
         "K q8_0, V f16, 80",
         "K f32, V q8_0, 96",
+        "q4_0, 128",
+        "K q5_1, V q4_0, 80",
+        "512, q5_1, q8_0",
+        "64 + 32, q4_0",
+        "56 + 24, q5_1",
         "gemma4, 512",
         "512, f32, without norms",
         "512, q8_0, full norm",
@@ -242,6 +261,75 @@ def test_quants_are_nearest_whatever_a_block_holds(runner: Runner, tuning: Tunin
     np.testing.assert_array_equal(found[14, 1:], away_from_zero)
 
 
+@both_mappings
+@pytest.mark.parametrize("kv_type", ["q4_0", "q5_1"])
+def test_small_quants_are_nearest_whatever_a_block_holds(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, tuning: Tuning, kv_type: KvType
+) -> None:
+    """The twin's very bits without a transform: ties, both extremes of one size, zeros, one value
+    alone, infinities, and scales that no half holds as they are."""
+    monkeypatch.setattr(kv_types, "TRANSFORMED", frozenset())
+    shape = qwen3_shape(kv_types=both(kv_type), n_heads=16, n_kv_heads=16)
+    powers = np.array([-60, -40, -24, -20, -17, -14, -7, 0, 1, 10, 12, 15, 23, 30, 100, 120])
+    rng = np.random.default_rng(1)
+    blocks = rng.uniform(-1, 1, (32, 32)) * 2.0 ** np.repeat(powers, 2)[:, None]
+    blocks[::2] = np.arange(-16, 16) / 2 * 2.0 ** powers[:, None]  # every other is a tie:
+    blocks[::4, 31] = 8 * 2.0 ** powers[::2]  # of two of one size the lower gives the scale
+    blocks[1], blocks[3, 1:], blocks[5, 7], blocks[7, 3] = 0.0, 0.0, np.inf, -np.inf
+    case = AttentionCase(runner, shape, choose_split(shape, tuning), 5)
+    token = case.token()
+    token[-blocks.size :] = blocks.ravel()
+    case.step(5, token, Checks())
+    found = case.caches[1].values[:, 5].reshape(32, 32)
+    wanted = cache_row(blocks.astype(np.float32).reshape(16, 64), kv_type).reshape(32, 32)
+    np.testing.assert_array_equal(found, wanted)
+    assert np.isfinite(found).all()
+    if kv_type == "q4_0":
+        assert found[14, :6].tolist() == [-8, -8, -7, -7, -6, -6] and found[16, 31] == 14
+
+
+def test_a_block_is_packed_as_is_said() -> None:
+    """Byte by byte, of 8 numbers in a row: see kv_types.glsl."""
+    row = np.arange(-8, 8, dtype=np.float32).repeat(2)  # of q4_0, scale 1: quants 0, 0, 1, 1, ...
+    rows = KvRows("q4_0", CacheShape(1, 1, 1, 32))
+    rows.write((0, 0, 0), row)
+    quants = np.arange(16).repeat(2)
+    packed = [quants[8 * u + i] | quants[8 * u + 4 + i] << 4 for u in range(4) for i in range(4)]
+    scale = list(np.float16(1).tobytes())
+    assert rows.data.tolist() == [*packed, *scale, 0, 0, *[0] * 12]
+    rows = KvRows("q5_1", CacheShape(1, 1, 1, 32))
+    rows.write((0, 0, 0), np.arange(32, dtype=np.float32) + 4)  # scale 1, minimum 4
+    low = [(8 * u + i) % 16 | (8 * u + 4 + i) % 16 << 4 for u in range(4) for i in range(4)]
+    fifth = [sum(1 << 2 * u + h for u in (2, 3) for h in (0, 1))] * 4
+    numbers = [*np.float16(1).tobytes(), *np.float16(4).tobytes()]
+    assert rows.data.tolist() == [*low, *numbers, *fifth, *[0] * 8]
+
+
+@pytest.mark.parametrize("kv_type", ["q4_0", "q5_1"])
+def test_small_blocks_are_those_of_ggml(kv_type: KvType) -> None:
+    """The numbers of the gguf package, but where it divides otherwise or has lower tops."""
+    rng = np.random.default_rng(2)
+    rows = (rng.normal(size=(64, 96)) * 2.0 ** rng.integers(-9, 9, (64, 1))).astype(np.float32)
+    kind = gguf.GGMLQuantizationType[kv_type.upper()]
+    theirs = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
+    ours = cache_row(rows, kv_type)
+    assert np.mean(ours == theirs) > 0.98
+    errors = [np.square(of - rows).mean() for of in (ours, theirs)]
+    assert errors[0] <= errors[1] * 1.001
+
+
+def test_a_transform_is_its_own_inverse_and_spreads_what_is_alone() -> None:
+    alone = np.zeros((3, 64))
+    alone[:, 5] = 4.0
+    spread = hadamard(alone, 16)
+    assert (np.abs(spread[:, :16]) == 1.0).all() and not spread[:, 16:].any()
+    rows = np.random.default_rng(3).normal(size=(3, 96))
+    for block in (8, 16, 32):
+        np.testing.assert_allclose(hadamard(hadamard(rows, block), block), rows, atol=1e-12)
+        kept = (hadamard(rows, block) @ hadamard(rows, block).T, rows @ rows.T)
+        np.testing.assert_allclose(*kept, atol=1e-12)
+
+
 def test_blocks_are_those_of_ggml() -> None:
     """The scales of the gguf package, and quants that differ where its own are not the nearest."""
     rng = np.random.default_rng(2)
@@ -256,8 +344,9 @@ def test_blocks_are_those_of_ggml() -> None:
     assert (np.abs(ours - theirs) <= step).all() and np.mean(ours != theirs) < 0.02
 
 
-def test_a_block_with_a_value_that_is_no_number_is_none(runner: Runner) -> None:
-    shape = qwen3_shape(kv_types=both("q8_0"))
+@pytest.mark.parametrize("kv_type", ["q8_0", "q5_1", "q4_0"])
+def test_a_block_with_a_value_that_is_no_number_is_none(runner: Runner, kv_type: KvType) -> None:
+    shape = qwen3_shape(kv_types=both(kv_type))
     case = AttentionCase(runner, shape, choose_split(shape, CPU_TUNING), 5)
     token = case.token()
     token[-3] = np.nan

@@ -85,10 +85,17 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     ),
     "512": wide_shape(),
     "512, f32, without norms": wide_shape(norm="none", rotary_dim=512, kv_types=both("f32")),
+    "gpt-oss q4_0, q5_1": gpt_oss_shape(kv_types=KvTypes("q4_0", "q5_1")),
+    "gemma4 q5_1, q4_0, 72": gemma4_shape(
+        head_dim=72, rotary_dim=72, kv_types=KvTypes("q5_1", "q4_0")
+    ),
+    "full norm, f16, q4_0": qwen3_shape(norm="full_width", kv_types=KvTypes("f16", "q4_0")),
+    "deepseek2 q4_0": deepseek2_shape(kv_type="q4_0"),
+    "56 + 24, q5_1": deepseek2_shape(kv_rank=56, rope_dim=24, kv_type="q5_1"),
     "512, q8_0, window": wide_shape(window=20, kv_types=both("q8_0")),
 }
 OF_ANY_KIND = ["qwen3", "gpt-oss", "deepseek2", "512"]
-OF_Q8 = ["gpt-oss q8_0, f16", "deepseek2 q8_0"]
+OF_QUANTS = ["gpt-oss q8_0, f16", "deepseek2 q8_0", "gpt-oss q4_0, q5_1", "56 + 24, q5_1"]
 
 
 def case_of(runner: Runner, name: str, walk: str, n_rows: int = N_ROWS) -> Prompts:
@@ -147,7 +154,7 @@ def outputs(case: Prompts, batch: PromptBatch, cuts: Sequence[int]) -> NDArray[n
 
 
 @both_walks
-@pytest.mark.parametrize("name", [*OF_ANY_KIND, *OF_Q8])
+@pytest.mark.parametrize("name", [*OF_ANY_KIND, *OF_QUANTS])
 @pytest.mark.sample(4)
 def test_no_cut_changes_a_bit(runner: Runner, name: str, walk: str) -> None:
     """100 positions: in the longest chunks, row by row, and cut at random; caches too."""

@@ -140,6 +140,8 @@ SHAPES: dict[str, AttentionShape | LatentShape] = {
     "latent": deepseek2_shape(context=CONTEXT),
     "K q8_0, V f16": gpt_oss_shape(context=CONTEXT, kv_types=KvTypes("q8_0", "f16"), sinks=False),
     "latent q8_0": deepseek2_shape(context=CONTEXT, kv_type="q8_0"),
+    "K q4_0, V q5_1": gpt_oss_shape(context=CONTEXT, kv_types=KvTypes("q4_0", "q5_1"), sinks=False),
+    "latent q5_1": deepseek2_shape(context=CONTEXT, kv_type="q5_1"),
 }
 # One sequence alone; three of them, in any order; speculation beside others.
 BATCHES: dict[str, list[Row]] = {

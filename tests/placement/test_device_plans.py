@@ -134,12 +134,13 @@ def state_bytes(layer: LayerSpec, n_versions: int) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "qwen3.6" not in name])
-def test_q8_0_takes_17_bits_where_f16_takes_32(name: str) -> None:
-    """34 bytes hold the 32 numbers of a block; none are lost where rows are pairs of blocks."""
+def test_a_type_takes_the_bits_that_docs_say(name: str) -> None:
+    """34, 24 or 18 bytes hold the 32 numbers of a block, where f16 has 64; none are lost where rows
+    are pairs of blocks."""
     profile, model = read_profile("rtx3060-12gb"), model_of(name)
     is_latent = any(isinstance(mixer, LatentSpec) for mixer in model.spec.mixers)
     bytes_of = {}
-    asked = [("f16", "f16", "f16"), ("q8_0", "q8_0", "q8_0")]
+    asked = [(kind, kind, kind) for kind in ("f16", "q8_0", "q5_1", "q4_0")]
     asked += [] if is_latent else [("q8_0", "f16", "K q8_0, V f16")]
     for keys, values, named in asked:
         types = {"cache_type_k": keys, "cache_type_v": values}
@@ -148,7 +149,8 @@ def test_q8_0_takes_17_bits_where_f16_takes_32(name: str) -> None:
         assert line.item == f"KV cache, 4096 tokens, {named}"
         bytes_of[named] = line.n_bytes
     half, rounding = bytes_of.pop("f16"), GRANULARITY * len(model.spec.layers)
-    assert bytes_of.pop("q8_0") == pytest.approx(half * 34 / 64, abs=rounding)
+    for kind, n_bytes in (("q8_0", 34), ("q5_1", 24), ("q4_0", 18)):
+        assert bytes_of.pop(kind) == pytest.approx(half * n_bytes / 64, abs=rounding)
     for n_bytes in bytes_of.values():
         assert n_bytes == pytest.approx(half * (34 + 64) / 128, abs=rounding)
 

@@ -329,4 +329,5 @@ def _hint(config: EngineConfig, largest: BufferName | None) -> str:
     if largest != "KV cache":
         return "lower --ubatch-size" if largest == "tensors" else "choose a smaller model"
     less = "lower --ctx-size or --parallel" if config.parallel > 1 else "lower --ctx-size"
-    return less if config.cache_type_k == "q8_0" else f"{less}, or try --cache-type-k q8_0"
+    smaller = {"f32": "q8_0", "f16": "q8_0", "q8_0": "q4_0"}.get(config.cache_type_k)
+    return f"{less}, or try --cache-type-k {smaller}" if smaller else less

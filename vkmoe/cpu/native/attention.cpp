@@ -157,6 +157,7 @@ std::vector<Step> attention(const Call& call) {
     const auto bring = [=](size_t row, size_t index) {
         if (index < n_asked) {
             heads.project(row, index, scale, query(row, index));
+            heads.transform(query(row, index));
         } else {
             heads.append(row, index - n_asked);
         }
@@ -195,6 +196,7 @@ std::vector<Step> latent_attention(const Call& call) {
         for (size_t i = 0; i < rows.kv_rank; ++i) found[i] = scale * first[i];
         for (size_t i = 0; i < rows.rope_dim; ++i) found[rows.kv_rank + i] = scale * other[i];
         rows.turn(row, found + rows.kv_rank);
+        rows.transform(found);
     };
     const auto read = [=](size_t row, size_t head, size_t split) {
         const Ring ring(0, rows.place().context, 0);

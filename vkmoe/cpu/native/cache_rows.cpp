@@ -37,12 +37,20 @@ float inverse_rms(const float* values, size_t n, float eps) {
     return 1.0F / std::sqrt(dot(values, values, n) / static_cast<float>(n) + eps);
 }
 
-constexpr size_t kBlock = 32;  // numbers of q8_0 that share a scale
+constexpr size_t kBlock = 32;  // numbers that share a scale
+
+/// Whether vectors of `n` can be transformed in such blocks: a power of two, up to 32.
+bool divides(size_t block, size_t n) {
+    return block > 0 && block <= kBlock && (block & (block - 1)) == 0 && n % block == 0;
+}
+
+constexpr float kHalfMax = 65504.0F;
+constexpr uint16_t kHalfNan = 0x7E00;
 
 /// Make quants of at most a block of numbers; returns their scale, an f16: a 127th of the largest.
 /// A quant is the whole number nearest to value / scale, at a tie the one farther from zero.
 uint16_t quantise(const float* values, size_t n, uint8_t* quants) {
-    constexpr float kShare = 0.00787401574803149606F, kHalfMax = 65504.0F, kHighest = 127.0F;
+    constexpr float kShare = 0.00787401574803149606F, kHighest = 127.0F;
     float top = 0.0F;
     bool is_damaged = false;
     for (size_t i = 0; i < n; ++i) {
@@ -62,11 +70,103 @@ uint16_t quantise(const float* values, size_t n, uint8_t* quants) {
     return scale;
 }
 
+/// The lowest and the highest of a block, within a bound; `has_nan`: neither is of meaning.
+struct Extremes {
+    float lowest, highest;
+    bool has_nan = false;
+
+    Extremes(const float* values, size_t n, float bound) : lowest(bound), highest(-bound) {
+        for (size_t i = 0; i < n; ++i) {
+            const float value = std::min(std::max(values[i], -bound), bound);
+            has_nan = has_nan || std::isnan(values[i]);
+            lowest = std::min(lowest, value);
+            highest = std::max(highest, value);
+        }
+    }
+};
+
+/// The whole number nearest to size / scale, at most `most`, at a tie the larger one.
+double nearest(float size, float scale, float most) {
+    if (!(scale > 0.0F)) return 0.0;
+    return std::floor(std::min(size, most * scale) / static_cast<double>(scale) + 0.5);
+}
+
+/// Make quants of at most a block of numbers, one a byte; returns their scale, an f16: an eighth of
+/// the number of the largest magnitude, negated. Quants are the nearest, 8 more than what they mean.
+uint16_t quantise_q4(const float* values, size_t n, uint8_t* quants) {
+    const Extremes found(values, n, std::numeric_limits<float>::max());
+    const float extreme = -found.lowest >= found.highest ? found.lowest : found.highest;
+    const float bounded = std::min(std::max(extreme * -0.125F, -kHalfMax), kHalfMax);
+    const uint16_t scale = found.has_nan ? kHalfNan : ggml_fp32_to_fp16(bounded);
+    const float factor = ggml_fp16_to_fp32(scale);
+    for (size_t i = 0; i < n; ++i) {
+        const double size = nearest(std::abs(values[i]), std::abs(factor), 8.0F);
+        const double whole = (values[i] < 0.0F) != (factor < 0.0F) ? -size : size;
+        quants[i] = static_cast<uint8_t>(std::min(whole, 7.0) + 8.0);
+    }
+    return scale;
+}
+
+/// What the numbers of a block of q5_1 share.
+struct Shared {
+    uint16_t scale, minimum;
+    uint8_t fifth_bits[4];  // of dim 8u + 4h + i: bit 2u + h of byte i
+};
+static_assert(sizeof(Shared) == 8);
+
+/// Make quants of at most a block of numbers, one a byte: the nearest to (value - minimum) / scale,
+/// which is a 31st of the range.
+Shared quantise_q5(const float* values, size_t n, uint8_t* quants) {
+    constexpr float kShare = 0.0322580645161290323F;
+    const Extremes found(values, n, kHalfMax);
+    Shared shared{kHalfNan, 0, {}};
+    if (!found.has_nan) {
+        shared.scale = ggml_fp32_to_fp16((found.highest - found.lowest) * kShare);
+        shared.minimum = ggml_fp32_to_fp16(found.lowest);
+    }
+    const float factor = ggml_fp16_to_fp32(shared.scale);
+    const float minimum = ggml_fp16_to_fp32(shared.minimum);
+    for (size_t i = 0; i < n; ++i) {
+        const float above = std::min(std::max(values[i], -kHalfMax), kHalfMax) - minimum;
+        quants[i] = static_cast<uint8_t>(nearest(std::max(above, 0.0F), factor, 31.0F));
+        shared.fifth_bits[i % 4] |= static_cast<uint8_t>(quants[i] >> 4 << (i / 4));
+    }
+    return shared;
+}
+
+/// Put the lowest 4 bits of quants into half as many bytes: of 8 in a row, byte i has those of
+/// quant i and, above them, of quant 4 + i.
+void pack_nibbles(const uint8_t* quants, size_t n, uint8_t* packed) {
+    for (size_t i = 0; i < n; i += 8) {
+        for (size_t j = 0; j < 4; ++j) {
+            packed[i / 2 + j] = static_cast<uint8_t>((quants[i + j] & 15) |
+                                                     (quants[i + 4 + j] & 15) << 4);
+        }
+    }
+}
+
 }  // namespace
+
+void hadamard(float* values, size_t n, size_t block) {
+    if (block <= 1) return;
+    const float factor = 1.0F / std::sqrt(static_cast<float>(block));
+    for (size_t first = 0; first < n; first += block) {
+        float* const of = values + first;
+        for (size_t step = 1; step < block; step *= 2) {
+            for (size_t i = 0; i < block; ++i) {
+                if ((i & step) != 0) continue;
+                const float one = of[i], other = of[i + step];
+                of[i] = one + other;
+                of[i + step] = one - other;
+            }
+        }
+        for (size_t i = 0; i < block; ++i) of[i] *= factor;
+    }
+}
 
 CacheType::CacheType(const Call& call, const char* name, size_t n_rows, size_t dim)
     : kind_(static_cast<Kind>(call.count(name))), n_rows_(n_rows), dim_(dim) {
-    require(kind_ <= kQ8, call, "no such type of a cache");
+    require(kind_ <= kQ4, call, "no such type of a cache");
     require(n_rows > 0 && dim > 0 && dim % 8 == 0, call, "there is nothing to read");
 }
 
@@ -88,12 +188,26 @@ void CacheType::store(const float* values, uint8_t* region, size_t row) const {
         ggml_cpu_fp32_to_fp16(values, reinterpret_cast<ggml_fp16_t*>(target),
                               static_cast<int64_t>(dim_));
     } else {
-        uint16_t* const scale = scales(region, row);
-        std::memset(scale, 0, scale_bytes());
-        for (size_t first = 0; first < dim_; first += kBlock) {
-            scale[first / kBlock] =
-                quantise(values + first, std::min(kBlock, dim_ - first), target + first);
+        store_blocks(values, target, scales(region, row));
+    }
+}
+
+void CacheType::store_blocks(const float* values, uint8_t* target, uint16_t* scale) const {
+    std::memset(scale, 0, scale_bytes());
+    for (size_t first = 0; first < dim_; first += kBlock) {
+        const size_t n = std::min(kBlock, dim_ - first), block = first / kBlock;
+        if (kind_ == kQ8) {
+            scale[block] = quantise(values + first, n, target + first);
+            continue;
         }
+        uint8_t quants[kBlock];
+        if (kind_ == kQ4) {
+            scale[block] = quantise_q4(values + first, n, quants);
+        } else {
+            const Shared shared = quantise_q5(values + first, n, quants);
+            std::memcpy(scale + block * sizeof(Shared) / 2, &shared, sizeof(Shared));
+        }
+        pack_nibbles(quants, n, target + first / 2);
     }
 }
 
@@ -107,9 +221,19 @@ const float* CacheType::load(const uint8_t* region, size_t row, float* room, siz
     }
     const uint16_t* const scale = scales(region, row);
     for (size_t first = 0; first < n; first += kBlock) {
-        scale_quants(reinterpret_cast<const int8_t*>(found) + first,
-                     ggml_fp16_to_fp32(scale[first / kBlock]), std::min(kBlock, n - first),
-                     room + first);
+        const size_t n_left = std::min(kBlock, n - first), block = first / kBlock;
+        if (kind_ == kQ8) {
+            scale_quants(reinterpret_cast<const int8_t*>(found) + first,
+                         ggml_fp16_to_fp32(scale[block]), n_left, room + first);
+        } else if (kind_ == kQ4) {
+            const float factor = ggml_fp16_to_fp32(scale[block]);
+            scale_nibbles(found + first / 2, nullptr, factor, -8.0F * factor, n_left, room + first);
+        } else {
+            Shared shared;
+            std::memcpy(&shared, scale + block * sizeof(Shared) / 2, sizeof(Shared));
+            scale_nibbles(found + first / 2, shared.fifth_bits, ggml_fp16_to_fp32(shared.scale),
+                          ggml_fp16_to_fp32(shared.minimum), n_left, room + first);
+        }
     }
     return room;
 }
@@ -135,6 +259,8 @@ Heads::Heads(const Call& call, size_t n_rows)
       style_(call.count("rope_style")),
       norm_(call.count("norm_mode")),
       pitch_(call.count("qkv_pitch")),
+      of_keys_(call.count("k_hadamard")),
+      of_values_(call.count("v_hadamard")),
       norms_values_(call.count("value_norm") != 0),
       eps_(call.real("eps")),
       place_(call, n_rows),
@@ -142,6 +268,7 @@ Heads::Heads(const Call& call, size_t n_rows)
       values_(call, "v_cache", {call, "v_type", n_kv * places_, dim}, place_.n_regions) {
     require(dim > 0 && n_kv > 0 && n_queries % n_kv == 0, call, "heads do not share keys");
     require(rotary_ % 2 == 0 && rotary_ <= dim && style_ <= 1, call, "no such RoPE");
+    require(divides(of_keys_, dim) && divides(of_values_, dim), call, "no such transform");
     rope_ = floats(call, "rope_table", place_.context * rotary_);
     const bool is_full = norm_ == kNormFullWidth;
     q_gain_ = floats(call, "q_gain", (is_full ? n_queries : 1) * dim);
@@ -182,18 +309,18 @@ size_t Heads::n_query_spans() const { return norm_ == kNormFullWidth ? 1 : n_que
 void Heads::append(size_t row, size_t kv_head) const {
     std::vector<float> key(dim);
     project(row, n_queries + kv_head, 1.0F, key.data());
+    hadamard(key.data(), dim, of_keys_);
     const size_t region = place_.region(row), position = place_.position(row);
     const size_t found = ring(kv_head).row(position);
-    const float* value = queries(row) + (n_queries + n_kv + kv_head) * dim;
-    std::vector<float> normed;
+    const float* const given = queries(row) + (n_queries + n_kv + kv_head) * dim;
+    std::vector<float> value(given, given + dim);
     if (norms_values_) {
-        const float factor = inverse_rms(value, dim, eps_);
-        normed.resize(dim);
-        for (size_t i = 0; i < dim; ++i) normed[i] = value[i] * factor;
-        value = normed.data();
+        const float factor = inverse_rms(given, dim, eps_);
+        for (float& one : value) one *= factor;
     }
+    hadamard(value.data(), dim, of_values_);
     keys_.type.store(key.data(), keys_.region(region), found);
-    values_.type.store(value, values_.region(region), found);
+    values_.type.store(value.data(), values_.region(region), found);
 }
 
 LatentRows::LatentRows(const Call& call, size_t n_rows, size_t n_heads)
@@ -201,6 +328,7 @@ LatentRows::LatentRows(const Call& call, size_t n_rows, size_t n_heads)
       rope_dim(call.count("rope_dim")),
       nope_dim_(call.count("nope_dim")),
       style_(call.count("rope_style")),
+      block_(call.count("k_hadamard")),
       q_offset_(call.count("q_offset")),
       q_pitch_(call.count("q_pitch")),
       kv_offset_(call.count("kv_offset")),
@@ -209,6 +337,7 @@ LatentRows::LatentRows(const Call& call, size_t n_rows, size_t n_heads)
       place_(call, n_rows),
       rows_(call, "rows", {call, "k_type", place_.context, row_dim()}, place_.n_regions) {
     require(n_heads > 0 && kv_rank > 0 && rope_dim % 2 == 0 && style_ <= 1, call, "no such RoPE");
+    require(divides(block_, kv_rank) && divides(block_, rope_dim), call, "no such transform");
     gain_ = floats(call, "gain", kv_rank);
     rope_ = floats(call, "rope_table", place_.context * rope_dim);
     require(gain_ != nullptr, call, "a gain has no address");
@@ -229,6 +358,7 @@ void LatentRows::append(size_t row) const {
     for (size_t i = 0; i < kv_rank; ++i) found[i] = given[i] * gain_[i] * factor;
     std::copy_n(given + kv_rank, rope_dim, found.begin() + static_cast<std::ptrdiff_t>(kv_rank));
     turn(row, found.data() + kv_rank);
+    hadamard(found.data(), row_dim(), block_);
     rows_.type.store(found.data(), rows_.region(place_.region(row)), place_.position(row));
 }
 

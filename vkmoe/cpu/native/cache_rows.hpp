@@ -11,9 +11,9 @@
 namespace vkmoe {
 
 /// What a region of a cache holds, as vkmoe/kv_types.py has it: rows of `dim` numbers, of all kv
-/// heads behind one another; of q8_0 first the quants of all, then their scales.
+/// heads behind one another; of types with scales first the quants of all, then what blocks share.
 struct CacheType {
-    enum Kind : size_t { kHalf = 0, kSingle = 1, kQ8 = 2 };
+    enum Kind : size_t { kHalf = 0, kSingle = 1, kQ8 = 2, kQ5 = 3, kQ4 = 4 };
 
     /// `name`: of the number that says the kind.
     CacheType(const Call& call, const char* name, size_t n_rows, size_t dim);
@@ -30,10 +30,21 @@ private:
     Kind kind_;
     size_t n_rows_, dim_;
 
-    size_t row_bytes() const { return dim_ * (kind_ == kQ8 ? 1 : kind_ == kHalf ? 2 : 4); }
-    size_t scale_bytes() const { return kind_ == kQ8 ? (dim_ + 63) / 64 * 4 : 0; }
+    bool has_scales() const { return kind_ >= kQ8; }
+
+    size_t row_bytes() const {
+        if (!has_scales()) return dim_ * (kind_ == kHalf ? 2 : 4);
+        return kind_ == kQ8 ? dim_ : dim_ / 2;
+    }
+
+    size_t scale_bytes() const {
+        if (!has_scales()) return 0;
+        return kind_ == kQ5 ? (dim_ + 31) / 32 * 8 : (dim_ + 63) / 64 * 4;
+    }
 
     uint16_t* scales(const uint8_t* region, size_t row) const;
+
+    void store_blocks(const float* values, uint8_t* target, uint16_t* scale) const;
 };
 
 /// Where a row of the batch stands, and which part of a cache is its sequence's.
@@ -61,6 +72,10 @@ struct Ring {
 
     size_t row(size_t position) const { return first_row + (position & bits); }
 };
+
+/// Transform blocks of vectors by the Walsh-Hadamard matrix over the root of its size, which is its
+/// own inverse; blocks of 1 are what they were. Must hold: a block is a power of two.
+void hadamard(float* values, size_t n, size_t block);
 
 /// A cache, all regions of it.
 struct Cache {
@@ -95,6 +110,9 @@ public:
     /// be where it is, if its norm is not of other heads, too.
     void project(size_t row, size_t index, float factor, float* found) const;
 
+    /// Transform a head of q as keys are.
+    void transform(float* query) const { hadamard(query, dim, of_keys_); }
+
     /// What all heads of q (or of k) are multiplied by where one norm is of all, and else 1.
     float common_factor(size_t row, bool is_key) const;
 
@@ -108,7 +126,7 @@ public:
     void append(size_t row, size_t kv_head) const;
 
 private:
-    size_t ring_, places_, rotary_, style_, norm_, pitch_;
+    size_t ring_, places_, rotary_, style_, norm_, pitch_, of_keys_, of_values_;
     bool norms_values_;
     float eps_;
     Place place_;
@@ -136,11 +154,14 @@ public:
     /// Turn a rotary part of a row.
     void turn(size_t row, float* values) const;
 
+    /// Transform a query as cached rows are.
+    void transform(float* query) const { hadamard(query, row_dim(), block_); }
+
     /// Put the compressed part, after its norm, and the rotary one into the cache.
     void append(size_t row) const;
 
 private:
-    size_t nope_dim_, style_, q_offset_, q_pitch_, kv_offset_, kv_pitch_;
+    size_t nope_dim_, style_, block_, q_offset_, q_pitch_, kv_offset_, kv_pitch_;
     float eps_;
     Place place_;
     Cache rows_;

@@ -28,6 +28,7 @@ const std::map<std::string, std::vector<Step> (*)(const Call&)>& all() {
         {"finish", finish},
         {"gate_heads", gate_heads},
         {"gate_inputs", gate_inputs},
+        {"hadamard", hadamard},
         {"latent_attention", latent_attention},
         {"matmul", matmul},
         {"matmul_residual", matmul_residual},

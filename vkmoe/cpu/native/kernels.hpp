@@ -36,6 +36,7 @@ std::vector<Step> find_experts(const Call& call);
 std::vector<Step> finish(const Call& call);
 std::vector<Step> gate_heads(const Call& call);
 std::vector<Step> gate_inputs(const Call& call);
+std::vector<Step> hadamard(const Call& call);
 std::vector<Step> latent_attention(const Call& call);
 std::vector<Step> matmul(const Call& call);
 std::vector<Step> matmul_residual(const Call& call);

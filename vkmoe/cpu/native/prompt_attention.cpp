@@ -1,5 +1,5 @@
 // Attention of the rows of prompts, as append_rows.comp, append_latent_rows.comp and
-// prompt_attention.comp do it: all rows bring what they add to the caches, then each sees its own.
+// prompt_attention.comp do it, and hadamard.comp: all rows bring what they add to the caches, then each sees its own.
 #include "kernels.hpp"
 
 #include <algorithm>
@@ -171,6 +171,24 @@ std::vector<Step> append_latent_rows(const Call& call) {
         for (size_t head = 0; head < n_heads; ++head) rows.turn(row, rows.rotary_query(row, head));
     };
     return {{n_rows, take, false}};
+}
+
+std::vector<Step> hadamard(const Call& call) {
+    const size_t n_rows = call.groups[1], n_heads = call.count("n_heads");
+    const size_t offset = call.count("offset"), pitch = call.count("pitch");
+    const size_t stride = call.count("stride"), dim = call.count("head_dims");
+    const size_t block = call.count("block");
+    require(n_rows > 0 && n_heads > 0 && dim > 0 && dim <= stride, call, "there is nothing to do");
+    require(block > 0 && (block & (block - 1)) == 0 && dim % block == 0, call, "no such transform");
+    const Params params(call, n_rows);
+    const size_t n_words = offset + (n_heads - 1) * stride + dim;
+    auto* const values = call.words<float>("values", reach(n_rows, pitch, n_words));
+    const auto transform = [=](size_t item, size_t) {
+        const size_t row = item / n_heads, head = item % n_heads;
+        if (row >= params.n_rows()) return;
+        hadamard(values + offset + row * pitch + head * stride, dim, block);
+    };
+    return {{n_rows * n_heads, transform, false}};
 }
 
 std::vector<Step> prompt_attention(const Call& call) {

@@ -76,6 +76,25 @@ void scale_quants(const int8_t* __restrict bytes, float factor, size_t n,
 }
 
 VKMOE_FOR_EACH_PROCESSOR
+void scale_nibbles(const uint8_t* __restrict packed, const uint8_t* __restrict fifth_bits,
+                   float factor, float offset, size_t n, float* __restrict found) {
+    for (size_t i = 0; i < n; i += 8) {
+        uint32_t word, bits = 0;
+        std::memcpy(&word, packed + i / 2, sizeof(word));
+        if (fifth_bits != nullptr) {
+            std::memcpy(&bits, fifth_bits, sizeof(bits));
+            bits >>= i / 4;
+        }
+        const uint32_t low = (word & 0x0F0F0F0F) | (bits << 4 & 0x10101010);
+        const uint32_t high = (word >> 4 & 0x0F0F0F0F) | (bits << 3 & 0x10101010);
+        for (size_t j = 0; j < 4; ++j) {
+            found[i + j] = factor * static_cast<float>(low >> 8 * j & 0xFF) + offset;
+            found[i + 4 + j] = factor * static_cast<float>(high >> 8 * j & 0xFF) + offset;
+        }
+    }
+}
+
+VKMOE_FOR_EACH_PROCESSOR
 float dot(const float* __restrict one, const float* __restrict other, size_t n) {
     std::array<float, kLanes> lanes{};
     size_t first = 0;

@@ -18,6 +18,12 @@ void gate(float* values, const float* gates, size_t n, bool is_silu);
 /// found = factor * bytes: the numbers of a block that share a scale.
 void scale_quants(const int8_t* bytes, float factor, size_t n, float* found);
 
+/// found = factor * quant + offset: the numbers of a block of 4-bit quants, or of 5 bits where it has
+/// `fifth_bits`. Of 8 quants in a row, byte i has quant i and, above it, quant 4 + i; the fifth bit
+/// of quant 8u + 4h + i is bit 2u + h of byte i.
+void scale_nibbles(const uint8_t* packed, const uint8_t* fifth_bits, float factor, float offset,
+                   size_t n, float* found);
+
 /// The product of two vectors.
 float dot(const float* one, const float* other, size_t n);
 

@@ -1,4 +1,5 @@
-"""Compares attention, latent_attention and attention_combine with their twins, token after token.
+"""Compares attention, latent_attention and attention_combine with their twins, token after token,
+and hadamard row by row.
 
 Rows of a cache that were never written, and those outside a window, are poisoned.
 """
@@ -17,9 +18,13 @@ from vkmoe.facts import AttentionSpec, DeltaNetSpec, LatentSpec
 from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.attention import twins
+from vkmoe.kernels.attention.caches import hadamard
+from vkmoe.kernels.attention.hadamard import HeadRows
+from vkmoe.kernels.attention.hadamard import hadamard as append_hadamard
 from vkmoe.kernels.attention.layers import GivenRows, layer_of
 from vkmoe.kernels.attention.operations import AttentionTensors
 from vkmoe.kernels.attention.shapes import (
+    UNIT_DIMS,
     AttentionShape,
     AttentionSplit,
     LatentShape,
@@ -27,10 +32,11 @@ from vkmoe.kernels.attention.shapes import (
     choose_split,
     shape_of,
 )
-from vkmoe.kernels.comparison import Checks
+from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
-from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work
+from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
 from vkmoe.kernels.inputs import PARAMS, params_words
+from vkmoe.kernels.rows import N_DRAWN, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
 
@@ -153,6 +159,7 @@ class AttentionCase:
         keys, values = (cached[0][:, seen] for cached in self._layer.rows())
         wanted = twins.attention(shape.scale * queries, keys, values, self.split.n_splits)
         joined = twins.attention_combine(wanted, row, window, self._layer.sinks)
+        joined = hadamard(joined, shape.hadamard_blocks[1])
         found, used = partials.reshape(wanted.shape), ~np.isnan(wanted[..., -1])
         unwritten = np.isnan(found[~used])
         checks.equal("unused splits stay unwritten", unwritten, np.ones_like(unwritten))
@@ -165,12 +172,43 @@ class AttentionCase:
         checks.close("out", out.reshape(joined.shape), joined, largest, 2e-5)
 
 
+@dataclass(frozen=True)
+class HadamardCase(RowCase):
+    """Transforms heads that begin at word 3 of a row, with words of something else between them."""
+
+    tuning: Tuning
+    n_heads: int
+    head_dims: int
+    block: int
+    gap: int = 5
+
+    def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
+        stride, offset = self.head_dims + self.gap, 3
+        width = offset + self.n_heads * stride
+        given = np.random.default_rng(0).normal(0, 2, (N_DRAWN, width)).astype(np.float32)
+        rows = batch.tensor("rows", width)
+        heads = HeadRows(rows, offset, self.n_heads, stride, self.head_dims)
+        append_hadamard(op, heads, self.block, batch.params_ref)
+
+        def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
+            left, before = words[0].view(np.float32), given[row]
+            parts = [of[offset:].reshape(self.n_heads, stride) for of in (left, before)]
+            (found, beside), (raw, was) = (np.split(of, [self.head_dims], axis=1) for of in parts)
+            largest = float(np.abs(raw).max()) * self.block**0.5
+            checks.close("heads", found, hadamard(raw, self.block), largest)
+            checks.equal("words between the heads", beside, was)
+            checks.equal("words in front", left[:offset], before[:offset])
+
+        return Rowed({rows: given}, (rows,), compare, lambda of: of.params())
+
+
 # ----- what is compared -----
 
 
 POSITIONS, POSITIONS_IN_WINDOWS = (0, 31, 32, 150), (120, 150)
 # The types of caches that are compared, the usual ones first; measured are those of one type.
-CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f16"))
+SAME_TYPES = tuple(both(kv_type) for kv_type in KV_NUMBERS)
+CACHES = (*SAME_TYPES[:3], KvTypes("q8_0", "f16"), KvTypes("q4_0", "q5_1"))
 # Gains behind RoPE; and the widest heads: with and without norms and windows, all dims turning or
 # some.
 OTHER_SHAPES = (
@@ -178,6 +216,7 @@ OTHER_SHAPES = (
     wide_shape(),
     wide_shape(kv_types=both("f32"), norm="none", window=50, rotary_dim=512),
     wide_shape(kv_types=both("q8_0"), window=50),
+    qwen3_shape(kv_types=KvTypes("q5_1", "q4_0"), norm="full_width", head_dim=72, rotary_dim=72),
 )
 
 
@@ -209,6 +248,13 @@ def _latent_attention(setting: Setting) -> Iterator[Trial]:
     for kv_type in KV_NUMBERS:
         shape = deepseek2_shape(kv_type=kv_type)
         yield Trial(kv_type, [_in_splits(setting, shape)])
+
+
+def _hadamard(setting: Setting) -> Iterator[Trial]:
+    """Compare every size of a block, and rows of more blocks than a workgroup has lanes."""
+    for n_heads, head_dims, block in ((3, 96, 32), (5, 80, 16), (40, 72, 8)):
+        case = HadamardCase(setting.tuning, n_heads, head_dims, block)
+        yield trial(case, RowsCase(case), what=f"blocks of {block}")
 
 
 def _attended(
@@ -263,6 +309,13 @@ def _attention_probe(used: Used) -> AttentionProbe:
     return AttentionProbe(shortened(used.mixer.shape), used.mixer.split)
 
 
+def _hadamard_probe(used: Used) -> HadamardCase:
+    numbers = used.numbers
+    dims = numbers["head_dims"]
+    gap = numbers["stride"] - dims
+    return HadamardCase(used.tuning, numbers["n_heads"], dims, numbers["block"], gap)
+
+
 # ----- what is measured -----
 
 
@@ -280,6 +333,14 @@ def _combine_works(setup: Setup) -> Iterator[Work]:
     for shape in filter(has_usual_caches, shapes_of(setup)):  # whose type has no say
         n_bytes = 4 * _split(setup.tuning, shape).partials_words(shape)
         yield Work(f"join of {attention_text(shape)}", n_bytes, _at_the_end(setup, shape))
+
+
+def _hadamard_works(setup: Setup) -> Iterator[Work]:
+    """Transform what the heads of a token leave."""
+    for shape in filter(has_usual_caches, shapes_of(setup)):
+        case = HadamardCase(setup.tuning, shape.n_heads, shape.value_dim, UNIT_DIMS, gap=0)
+        text = f"transform of {shape.n_heads} heads of {shape.value_dim}"
+        yield Work(text, 8 * shape.n_heads * shape.value_dim, case.run)
 
 
 def _at_the_end(setup: Setup, shape: Shape) -> Callable[[Runner], Checks]:
@@ -303,7 +364,7 @@ def shapes_of(
     """List the shapes of a model's attention, of one kind or of all, in each type of caches."""
     found = (mixer for mixer in setup.shapes.mixers if not isinstance(mixer, DeltaNetSpec))
     mixers = [mixer for mixer in found if kind is None or isinstance(mixer, kind)]
-    for kv_types, context, mixer in product(CACHES[:3], setup.shapes.contexts, mixers):
+    for kv_types, context, mixer in product(SAME_TYPES, setup.shapes.contexts, mixers):
         yield shape_of(mixer, context, kv_types, eps=1e-6)
 
 
@@ -323,4 +384,5 @@ FAMILIES = {
         _latent_attention, _attention_works, "reduce_suffix", _attention_probe
     ),
     "attention_combine": Family(_combine, _combine_works, probe=_attention_probe),
+    "hadamard": Family(_hadamard, _hadamard_works, probe=_hadamard_probe),
 }

@@ -179,7 +179,8 @@ class GroupedLayer(Layer):
         """Draw everything, or all but the sinks."""
         super().__init__(runner, shape, "KV", filled, given.n_regions)
         self._shape, self.tensors = shape, (given.tensor("qkv", shape.qkv_width),)
-        self.rounded_only = "" if shape.value_norm else "V"
+        is_changed = shape.value_norm or shape.hadamard_blocks[1] > 1
+        self.rounded_only = "" if is_changed else "V"
         # A model whose scale is another has gains of queries that make up for it: its scores are
         # of the usual size, and what float32 loses in them too.
         usual = shape.head_dim**-0.5 / shape.scale
@@ -225,6 +226,7 @@ class GroupedLayer(Layer):
             rope_style=shape.rope_style,
             eps=shape.eps,
             kv_types=shape.kv_types,
+            hadamard_blocks=shape.hadamard_blocks,
             value_norm=shape.value_norm,
             gains_last=shape.norm == "per_head_turned",
         )
@@ -280,6 +282,7 @@ class LatentLayer(Layer):
             rope_style=shape.rope_style,
             eps=shape.eps,
             kv_type=shape.kv_type,
+            hadamard_block=shape.hadamard_blocks[0],
         )
         return twins.append_latent_row(inputs, position)
 

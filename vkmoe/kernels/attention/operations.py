@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from vkmoe.gpu.kernels import KernelSpec, kernel
 from vkmoe.gpu.program import Bound, Range, TensorRef, memory_range
+from vkmoe.kernels.attention.hadamard import HeadRows, hadamard
 from vkmoe.kernels.attention.shapes import (
     AttentionShape,
     AttentionSplit,
@@ -31,7 +32,8 @@ ATTENTION = kernel(
     "u32:context f32:eps f32:scale u32:window u32:mode u32:n_regions "
     "u32:qkv_pitch u32:partials_pitch",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode n_splits "
-    "team_lanes step_positions workgroup_heads k_type v_type value_norm ring",
+    "team_lanes step_positions workgroup_heads k_type v_type value_norm ring "
+    "k_hadamard v_hadamard",
 )
 LATENT_ATTENTION = kernel(
     "latent_attention",
@@ -40,7 +42,7 @@ LATENT_ATTENTION = kernel(
     "u32:context u32:q_offset u32:kv_offset f32:eps f32:scale u32:mode u32:n_regions "
     "u32:absorbed_pitch u32:q_pitch u32:kv_pitch u32:partials_pitch",
     "workgroup_size kv_rank rope_dim nope_dim rope_style n_splits "
-    "team_lanes step_positions workgroup_heads k_type",
+    "team_lanes step_positions workgroup_heads k_type k_hadamard",
 )
 ATTENTION_COMBINE = kernel(
     "attention_combine",
@@ -243,6 +245,13 @@ def _attend(
             )
         )
     _join_splits(op, shape, numbers, {**partials, **out, "params": tensors.params}, cache.sinks)
+    transform_back(op, shape, tensors.out, tensors.params)
+
+
+def transform_back(op: OpContext, shape: Shape, out: TensorRef, params: TensorRef) -> None:
+    """Append what makes sums of values of sums of transformed ones: f32 [n_heads * value_dim]."""
+    heads = HeadRows(out, 0, shape.n_heads, shape.value_dim, shape.value_dim)
+    hadamard(op, heads, shape.hadamard_blocks[1], params)
 
 
 def _join_splits(

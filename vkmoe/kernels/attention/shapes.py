@@ -12,7 +12,15 @@ from typing import ClassVar, Literal
 from vkmoe.choices import KvType
 from vkmoe.facts import Attention, LatentSpec, QkNorm
 from vkmoe.kernels.tuning import Tuning
-from vkmoe.kv_types import KV_NUMBERS, NUMBER_BYTES, KvTypes, both, region_bytes
+from vkmoe.kv_types import (
+    BLOCK_BYTES,
+    KV_NUMBERS,
+    QUANT_BITS,
+    KvTypes,
+    both,
+    hadamard_block,
+    region_bytes,
+)
 
 UNIT_DIMS = 8  # dims a lane loads at once; rows of the cache are whole units
 # What the shaders have room for.
@@ -86,6 +94,12 @@ class AttentionShape:
         return tuple(region_bytes(kv_type, n_rows, self.head_dim) for kv_type in self.kv_types)
 
     @property
+    def hadamard_blocks(self) -> tuple[int, int]:
+        """Count the numbers of a key, and of a value, that are transformed together."""
+        keys, values = (hadamard_block(kv_type, self.head_dim) for kv_type in self.kv_types)
+        return keys, values
+
+    @property
     def gain_widths(self) -> tuple[int, ...]:
         """Count the numbers of each norm gain: of q, and of k."""
         if self.norm == "none":
@@ -157,6 +171,12 @@ class LatentShape:
     def cache_bytes(self) -> tuple[int, ...]:
         """Count the bytes of a region of one layer's only cache."""
         return (region_bytes(self.kv_type, self.context, self.row_dim),)
+
+    @property
+    def hadamard_blocks(self) -> tuple[int, int]:
+        """Count the numbers of a row that are transformed together, as key and as value."""
+        block = hadamard_block(self.kv_type, self.kv_rank, self.rope_dim)
+        return block, block
 
     @property
     def gain_widths(self) -> tuple[int, ...]:
@@ -338,8 +358,11 @@ def _lane_words(shape: Shape, lanes: int, heads: int, positions: int) -> int:
 
 
 def _unit_words(kv_type: KvType) -> int:
-    """Count the words that a lane loads of a unit: of q8_0 also its scale."""
-    return UNIT_DIMS * NUMBER_BYTES[kv_type] // 4 + (kv_type == "q8_0")
+    """Count the words that a lane holds of a unit that it loaded.
+
+    Where there are scales: quants and what their block shares, in three words at most.
+    """
+    return 3 if kv_type in BLOCK_BYTES else UNIT_DIMS * QUANT_BITS[kv_type] // 32
 
 
 def _raw_bytes(shape: Shape) -> int:
@@ -355,6 +378,7 @@ def shape_numbers(shape: Shape) -> dict[str, object]:
     return {
         **vars(shape),
         **type_numbers(shape),
+        **dict(zip(("k_hadamard", "v_hadamard"), shape.hadamard_blocks, strict=True)),
         **norms,
         "rope_style": ROPE_STYLES[shape.rope_style],
         "window": shape.window,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.choices import KvType
-from vkmoe.kernels.attention.caches import cache_row
+from vkmoe.kernels.attention.caches import cache_row, hadamard
 from vkmoe.kernels.norms.twins import rms_norm
 from vkmoe.kv_types import KvTypes
 
@@ -41,6 +41,7 @@ class AttentionInputs:
     kv_types: KvTypes  # of the caches
     value_norm: bool = False  # of v, without a gain
     gains_last: bool = False  # of q and k, behind RoPE
+    hadamard_blocks: tuple[int, int] = (1, 1)  # of keys and of values
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,14 @@ class LatentInputs:
     rope_style: str
     eps: float
     kv_type: KvType  # of the cache
+    hadamard_block: int = 1
 
 
 class Appended(NamedTuple):
-    """Holds what a row leaves: its turned queries, and its rows as caches hold them."""
+    """Holds what a row leaves: its turned queries, and its rows as caches hold them.
+
+    Both are transformed where rows of the cache are.
+    """
 
     queries: Wide  # [n_heads, row_dim], not scaled
     cached: tuple[Floats, ...]  # key and value [n_kv_heads, head_dim], or [1, kv_rank + rope_dim]
@@ -93,14 +98,15 @@ def rotate(rows: Wide, rope: Floats, style: str) -> Wide:
 
 def append_row(inputs: AttentionInputs, position: int) -> Appended:
     """Norm and rotate q and k of one row; v is cached as it is, or normed head by head."""
-    key_type, value_type = inputs.kv_types
-    queries = _norm_rotate(inputs, inputs.q, inputs.q_gain, position)
-    key = cache_row(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), key_type)
+    (key_type, value_type), (of_keys, of_values) = inputs.kv_types, inputs.hadamard_blocks
+    queries = hadamard(_norm_rotate(inputs, inputs.q, inputs.q_gain, position), of_keys)
+    key = hadamard(_norm_rotate(inputs, inputs.k, inputs.k_gain, position), of_keys)
     value: Floats = inputs.v
     if inputs.value_norm:
         ones = np.ones(value.shape[1])
         value = np.array([rms_norm(head, ones, inputs.eps) for head in value])
-    return Appended(queries, (key, cache_row(value, value_type)))
+    cached = cache_row(key, key_type), cache_row(hadamard(value, of_values), value_type)
+    return Appended(queries, cached)
 
 
 def append_latent_row(inputs: LatentInputs, position: int) -> Appended:
@@ -111,7 +117,9 @@ def append_latent_row(inputs: LatentInputs, position: int) -> Appended:
     normed = rms_norm(compressed, inputs.gain, inputs.eps)
     row = np.concatenate([normed, rotate(rest[None], rope, style)[0]])
     queries = np.hstack([inputs.absorbed.astype(np.float64), turned])
-    return Appended(queries, (cache_row(row[None], inputs.kv_type),))
+    block = inputs.hadamard_block
+    cached = cache_row(hadamard(row[None], block), inputs.kv_type)
+    return Appended(hadamard(queries, block), (cached,))
 
 
 def _norm_rotate(inputs: AttentionInputs, rows: Floats, gain: Floats | None, position: int) -> Wide:

@@ -19,6 +19,7 @@ from vkmoe.gpu.program import Program, TensorRef
 from vkmoe.gpu.runner import Runner
 from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.attention import twins
+from vkmoe.kernels.attention.caches import hadamard
 from vkmoe.kernels.attention.cases import (
     CACHES,
     OTHER_SHAPES,
@@ -125,6 +126,7 @@ class Prompts:
         attended = twins.prompt_attention(
             self._shape.scale * wanted, keys, values, batch.positions, window, sinks
         )
+        attended = hadamard(attended, self._shape.hadamard_blocks[1])
         largest = float(np.nanmax(np.abs(values.astype(np.float64))))
         checks.close("out", left, attended.reshape(left.shape), largest, 2e-5)
         return left

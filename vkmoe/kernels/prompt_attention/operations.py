@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from vkmoe.gpu.kernels import KernelSpec, kernel
 from vkmoe.gpu.program import Bound, TensorRef, memory_range, workgroup_lines
+from vkmoe.kernels.attention.hadamard import HeadRows, hadamard
 from vkmoe.kernels.attention.operations import (
     KvCache,
     LatentCache,
     LatentQkv,
     LayerCache,
     places,
+    transform_back,
 )
 from vkmoe.kernels.attention.shapes import (
     CPU_LATENT_UNITS,
@@ -38,14 +40,14 @@ APPEND_ROWS = kernel(
     "address:k_cache address:v_cache address:q_gain address:k_gain address:rope_table "
     "u32:context u32:n_regions u32:qkv_pitch f32:eps",
     "workgroup_size head_dim n_heads n_kv_heads rotary_dim rope_style norm_mode k_type v_type "
-    "value_norm ring",
+    "value_norm ring k_hadamard v_hadamard",
 )
 APPEND_LATENT_ROWS = kernel(
     "append_latent_rows",
     "rw:q r:params r:kv",
     "address:rows address:rope_table address:gain "
     "u32:context u32:n_regions u32:q_offset u32:q_pitch u32:kv_offset u32:kv_pitch f32:eps",
-    "workgroup_size kv_rank rope_dim nope_dim n_heads rope_style k_type",
+    "workgroup_size kv_rank rope_dim nope_dim n_heads rope_style k_type k_hadamard",
 )
 PROMPT_ATTENTION = kernel(
     "prompt_attention",
@@ -121,6 +123,8 @@ def append_rows(
 ) -> None:
     """Append: q of each row is normed and rotated in its place, k and v go into the caches.
 
+    Where keys are transformed, so is q.
+
     qkv: rows of which the first qkv_width words are q, k and v, raw; v and k stay what they are
     there. Where the caches are another layer's, that is done with q alone.
     """
@@ -128,6 +132,8 @@ def append_rows(
     n_spans = shape.n_heads + 2 * shape.n_kv_heads * shape.appends
     n_spans = 3 if shape.norm == "full_width" else n_spans
     _append(op, APPEND_ROWS, shape, cache, {**given, "params": params.bound}, n_spans)
+    queries = HeadRows(qkv, 0, shape.n_heads, shape.head_dim, shape.head_dim)
+    hadamard(op, queries, shape.hadamard_blocks[0], params)
 
 
 def append_latent_rows(
@@ -135,11 +141,16 @@ def append_latent_rows(
 ) -> None:
     """Append: the rotary part of each row's q is rotated in its place, its kv goes into the cache.
 
-    The offsets of `qkv` are words of a row.
+    The offsets of `qkv` are words of a row. Where rows are transformed, so are the absorbed and the
+    rotary parts of queries.
     """
     given = qkv.bound(shape, op.n_rows)
     del given["absorbed"]
     _append(op, APPEND_LATENT_ROWS, shape, cache, {**given, "params": params.bound}, n_spans=2)
+    block, n_heads = shape.hadamard_blocks[0], shape.n_heads
+    hadamard(op, HeadRows(qkv.absorbed, 0, n_heads, shape.kv_rank, shape.kv_rank), block, params)
+    head, offset = shape.nope_dim + shape.rope_dim, qkv.q_offset + shape.nope_dim
+    hadamard(op, HeadRows(qkv.q, offset, n_heads, head, shape.rope_dim), block, params)
 
 
 def _append(
@@ -236,3 +247,4 @@ def _attend(
             reads=(*cache.memory(shape), *sinks),
         )
     )
+    transform_back(op, shape, tensors.out, tensors.params)
