@@ -126,11 +126,9 @@ float cached_dim(Span span, uint head, uint d, uint position) {
     return turned(value, partner, d, rotation(d, position)) * turned_gain(span, d);
 }
 
-void append(Span span, uint position, float factor) {
-    const uint type = K_TYPE == V_TYPE || !span.is_value ? K_TYPE : V_TYPE;
+void append_as(uint type, uint n_transformed, Span span, uint position, float factor) {
     const uvec2 region = region_address(type, span.is_value ? v_cache : k_cache, params.rows[ROW].sequence);
     if (has_scales(type)) {
-        const uint n_transformed = span.is_value ? V_HADAMARD : K_HADAMARD;
         for (uint head = 0u; head < span.n_heads; ++head) {
             for (uint d = gl_LocalInvocationIndex; d < HEAD_DIM; d += gl_WorkGroupSize.x)
                 staged[d] = cached_dim(span, head, d, position) * factor;
@@ -155,5 +153,6 @@ void main() {
     const uint position = row_position(ROW);
     const float factor = span_factor(span);
     if (span.is_query) turn_queries(span, position, factor);
-    else append(span, position, factor);
+    else if (K_TYPE == V_TYPE || !span.is_value) append_as(K_TYPE, K_HADAMARD, span, position, factor);
+    else append_as(V_TYPE, V_HADAMARD, span, position, factor);
 }

@@ -115,29 +115,33 @@ void store_scale_word(uint type, uvec2 region, uint row, uint word, uint bits) {
     CacheWord(address_add(region, scales_at(type) + (row * scale_words(type) + word) * 4u)).word = bits;
 }
 
-// The extremes of a block's dims, neither of which is NaN; and whether a dim is.
+// The bits of a magnitude, which are in its order, with those of NaN above all.
+uint magnitude_bits(float value) { return floatBitsToUint(value) & 0x7FFFFFFFu; }
+
+// Of a block's dims: the bits of the largest magnitude; and the extremes, which mean something where no dim is NaN.
 struct Extremes {
+    uint largest;
     float lowest;
     float highest;
-    bool has_nan;
 };
 const float LARGEST_FLOAT = 3.4028234663852886e38;
-const Extremes NO_DIMS = Extremes(LARGEST_FLOAT, -LARGEST_FLOAT, false);
+const Extremes NO_DIMS = Extremes(0u, LARGEST_FLOAT, -LARGEST_FLOAT);
 
 Extremes joined(Extremes before, float value) {
-    const bool is_nan = (floatBitsToUint(value) & 0x7FFFFFFFu) > 0x7F800000u;
-    const float finite = is_nan ? 0.0 : clamp(value, -LARGEST_FLOAT, LARGEST_FLOAT);
-    return Extremes(min(before.lowest, finite), max(before.highest, finite), before.has_nan || is_nan);
+    const uint largest = max(before.largest, magnitude_bits(value));
+    return Extremes(largest, min(before.lowest, value), max(before.highest, value));
 }
 
 // What the dims of a block share, f16: the scale, which is a 127th of the largest magnitude (q8_0), an eighth of the number
 // that has it, negated (q4_0), or a 31st of the range, with the minimum above it (q5_1). NaN makes all of the block NaN.
 uint block_numbers(uint type, Extremes of) {
-    const uint HALF_NAN = 0x7E00u;
-    if (of.has_nan) return HALF_NAN;
-    const bool is_negative = -of.lowest >= of.highest;
-    if (type == Q8_0) return pack_half2((is_negative ? -of.lowest : of.highest) * 0.00787401574803149606, 0.0);
-    if (type == Q4_0) return pack_half2((is_negative ? of.lowest : of.highest) * -0.125, 0.0);
+    const uint INFINITE = 0x7F800000u, HALF_NAN = 0x7E00u;
+    if (of.largest > INFINITE) return HALF_NAN;
+    if (type == Q8_0) return pack_half2(uintBitsToFloat(min(of.largest, INFINITE - 1u)) * 0.00787401574803149606, 0.0);
+    if (type == Q4_0) {
+        const float extreme = -of.lowest >= of.highest ? of.lowest : of.highest;
+        return pack_half2(clamp(extreme, -LARGEST_FLOAT, LARGEST_FLOAT) * -0.125, 0.0);
+    }
     const float lowest = clamp(of.lowest, -HALF_MAX, HALF_MAX), highest = clamp(of.highest, -HALF_MAX, HALF_MAX);
     precise const float range = highest - lowest;
     return pack_half2(range * 0.0322580645161290323, lowest);

@@ -22,7 +22,7 @@ void find_scales(uint type) {
     barrier();
 }
 
-void store_words(uint type, uvec2 region, uint row) {
+void append_words(uint type, uvec2 region, uint row) {
     const uint n_dims = word_dims(type);
     for (uint word = gl_LocalInvocationIndex; word < row_words(type); word += gl_WorkGroupSize.x) {
         const uint d = word * n_dims, more = n_dims == 8u ? d + 4u : d;
@@ -34,7 +34,7 @@ void store_words(uint type, uvec2 region, uint row) {
     }
 }
 
-void store_scales(uint type, uvec2 region, uint row) {
+void append_scales(uint type, uvec2 region, uint row) {
     if (type == Q5_1) barrier(); // the fifth bits are there
     for (uint word = gl_LocalInvocationIndex; word < scale_words(type); word += gl_WorkGroupSize.x) {
         uint bits = 0u;
@@ -55,7 +55,7 @@ void store_scales(uint type, uvec2 region, uint row) {
 void append_staged(uint type, uint n_transformed, uvec2 region, uint row) {
     if (n_transformed > 1u) transform_staged(n_transformed);
     find_scales(type);
-    store_words(type, region, row);
-    store_scales(type, region, row);
+    append_words(type, region, row);
+    append_scales(type, region, row);
     barrier();
 }

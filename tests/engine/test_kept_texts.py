@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "guessing layer": ("qwen35moe_odd", {"draft": "mtp", "draft_tokens": 2}),
     "drafter": ("gemma4_wide_assistant", {"draft": "mtp", "draft_tokens": 2}),
 }
-FEW = ("dense", "windows", "recurrent", "latent in q8_0")
+FEW = ("dense", "windows", "windows in q4_0, q5_1", "recurrent", "latent in q8_0")
 
 
 def opened(kind: str, **more: Any) -> LLM:
