@@ -540,7 +540,8 @@ class _Finder:
         if tensor.type not in HAS_KERNEL:
             number = TYPES[tensor.type].ggml_id
             raise UnsupportedModelError(
-                f"{self.path}: {name} is of type {tensor.type} ({number}): no weights",
+                f"{self.path}: {name} is of type {tensor.type} ({number}), which is not for "
+                "weights",
                 f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}",
             )
         if shape[-1] % 32:
