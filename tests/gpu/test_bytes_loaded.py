@@ -13,7 +13,6 @@ Embedding rows are left out: one row of a matrix is read once a token, by chunks
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.samples import sampled
-from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
+from tools.compile_shaders import read_variants
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.gpu.kernels import KERNELS
@@ -90,11 +89,8 @@ def counting_spirv(name: str, binding: int, folder: Path) -> bytes:
     """The SPIR-V of a variant that counts; the include folder with counters comes first."""
     (folder / "address.glsl").write_text(counting_address_file(binding))
     variant = next(variant for variant in read_variants(SHADERS) if variant.name == name)
-    defines = [f"-D{key}={value}" for key, value in variant.recipe()]
-    includes = [f"-I{folder}", f"-I{SHADERS / 'include'}"]
     out = folder / "out.spv"
-    command = [find_compiler(), "--quiet", "--target-env", TARGET_ENV, "-V", *includes, *defines]
-    subprocess.run([*command, "-o", str(out), str(SHADERS / variant.source)], check=True)
+    variant.compile(SHADERS, out, [folder])
     return out.read_bytes()
 
 

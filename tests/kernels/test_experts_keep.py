@@ -7,7 +7,6 @@ byte (tests/selftest); here are awkward shapes, and how often each word is store
 from __future__ import annotations
 
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.tunings import MAPPINGS, SAMPLE_TYPES, tuning_for
-from tools.compile_shaders import TARGET_ENV, find_compiler, read_variants
+from tools.compile_shaders import read_variants
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.program import Program
 from vkmoe.gpu.runner import Runner
@@ -71,11 +70,8 @@ def test_any_number_of_slots_is_kept(runner: Runner, use: Use, tuning: Tuning) -
 def counting_spirv(name: str, folder: Path) -> bytes:
     """The SPIR-V of a variant with the includes of a folder; called in several threads."""
     variant = next(variant for variant in read_variants(SHADERS) if variant.name == name)
-    defines = [f"-D{key}={value}" for key, value in variant.recipe()]
     out = folder / f"{name}.spv"
-    command = [find_compiler(), "--quiet", "--target-env", TARGET_ENV, "-V", *defines]
-    include, source = f"-I{folder / 'include'}", SHADERS / variant.source
-    subprocess.run([*command, include, "-o", str(out), str(source)], check=True)
+    variant.compile(SHADERS, out, [folder / "include"])
     return out.read_bytes()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.live import live_objects
+from tools.compile_shaders import compile_glsl as compile_file
 from vkmoe.gpu import _native as native
 
 CompileGlsl = Callable[[str], bytes]
@@ -48,16 +48,15 @@ def compile_glsl(tmp_path_factory: pytest.TempPathFactory) -> CompileGlsl:
     folder: Path = tmp_path_factory.mktemp("spirv")
     done: dict[str, bytes] = {}
 
-    def compile_text(text: str) -> bytes:
+    def compiled(text: str) -> bytes:
         if text not in done:
             source, out = folder / f"{len(done)}.comp", folder / f"{len(done)}.spv"
             source.write_text(text)
-            command = ["glslangValidator", "--quiet", "--target-env", "vulkan1.2", "-V"]
-            subprocess.run([*command, str(source), "-o", str(out)], check=True)
+            compile_file(source, out)
             done[text] = out.read_bytes()
         return done[text]
 
-    return compile_text
+    return compiled
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,28 @@ def test_an_error_names_the_variant_and_shows_the_compiler(shaders, tmp_path, ca
     assert "variant two" in message
     assert "MISSING" in message
     assert not (out / "one.spv").exists(), "a stale file must not stand in for a broken shader"
+
+
+@pytest.mark.parametrize("package", [compile_shaders.COMPILER, compile_shaders.TOOLS])
+def test_a_missing_compiler_is_named(shaders, tmp_path, capsys, monkeypatch, package):
+    def find(name):
+        if name == package:
+            raise PackageNotFoundError(name)
+        return distribution(name)
+
+    for asked in (compile_shaders.prefix, compile_shaders.version):
+        asked.cache_clear()
+    monkeypatch.setattr(compile_shaders, "distribution", find)
+    assert compile_shaders.main([str(shaders), str(tmp_path / "out")]) == 1
+    message = capsys.readouterr().err
+    assert f"no package {package}" in message and "pip" in message and "pyproject" in message
+    assert not list((tmp_path / "out").glob("*.spv"))
+
+
+def test_another_compiler_compiles_anew(shaders, tmp_path, monkeypatch):
+    assert compile_shaders.compile_all(shaders, tmp_path) == 2
+    monkeypatch.setattr(compile_shaders, "version", lambda package: "another")
+    assert compile_shaders.compile_all(shaders, tmp_path) == 2
 
 
 @pytest.mark.parametrize(

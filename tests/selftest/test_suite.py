@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.samples import sampled
+from tools.compile_shaders import compile_glsl
 from vkmoe.errors import GpuError
 from vkmoe.gpu import _native as native
 from vkmoe.gpu import backend, kernels
@@ -41,8 +41,7 @@ def nothing(tmp_path: Path) -> bytes:
     """SPIR-V of a shader that leaves every output as it was."""
     source, out = tmp_path / "nothing.comp", tmp_path / "nothing.spv"
     source.write_text(NOTHING)
-    command = ["glslangValidator", "--quiet", "--target-env", "vulkan1.2", "-V", str(source)]
-    subprocess.run([*command, "-o", str(out)], check=True)
+    compile_glsl(source, out)
     return out.read_bytes()
 
 

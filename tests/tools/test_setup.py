@@ -22,11 +22,11 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def poor_path(tmp_path: Path) -> Path:
-    """A PATH of an ordinary user without sudo, cmake and the SPIR-V tools."""
+    """A PATH of an ordinary user without sudo, cmake and vulkaninfo."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for program in Path("/usr/bin").iterdir():
-        if program.name not in ("sudo", "id", "cmake", "spirv-dis"):
+        if program.name not in ("sudo", "id", "cmake", "vulkaninfo"):
             (folder / program.name).symlink_to(program)
     (folder / "id").write_text("#!/bin/sh\necho 1000\n")
     (folder / "id").chmod(0o755)
@@ -54,9 +54,9 @@ def test_missing_packages_are_named_for_three_package_managers(
         text=True,
     )
     assert done.returncode == 1
-    assert "sudo apt-get install cmake spirv-tools\n" in done.stderr
-    assert "sudo dnf install cmake spirv-tools\n" in done.stderr
-    assert "sudo pacman -S cmake spirv-tools\n" in done.stderr
+    assert "sudo apt-get install cmake vulkan-tools\n" in done.stderr
+    assert "sudo dnf install cmake vulkan-tools\n" in done.stderr
+    assert "sudo pacman -S cmake vulkan-tools\n" in done.stderr
     assert not (checkout / ".venv" / "bin").exists()
 
 
