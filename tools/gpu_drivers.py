@@ -127,12 +127,20 @@ def command(drivers: Path, gpu: str, program: Sequence[str]) -> tuple[list[str],
     environment = os.environ | dict(chosen.variables)
     environment |= {"VK_DRIVER_FILES": icd, "VK_ICD_FILENAMES": icd}
     environment.setdefault("VK_LOADER_LAYERS_DISABLE", "~implicit~")
+    words = words_of(program)
+    shim = drivers / LIBRARIES / f"lib{chosen.shim}_noop_drm_shim.so"
+    return [*started(drivers, words[0], "--preload", shim), *words[1:]], environment
+
+
+def words_of(program: Sequence[str]) -> list[str]:
+    """Return a command line whose first word is a path of what the loader can start.
+
+    Raises FileNotFoundError where there is no such program.
+    """
     found = shutil.which(program[0])
     if found is None:
         raise FileNotFoundError(program[0])
-    words = [*_interpreter(Path(found)), found, *program[1:]]
-    shim = drivers / LIBRARIES / f"lib{chosen.shim}_noop_drm_shim.so"
-    return [*started(drivers, words[0], "--preload", shim), *words[1:]], environment
+    return [*_interpreter(Path(found)), found, *program[1:]]
 
 
 def _interpreter(program: Path) -> list[str]:

@@ -54,6 +54,28 @@ class DeviceLimits:
     non_coherent_atom_size: int = 256
 
 
+class MatrixShape(NamedTuple):
+    """Describes a product that a device's matrix units take in one step, in a subgroup:
+    [rows, depth] times [depth, columns], added to sums [rows, columns]. Types are named f16, s8.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    factors: str
+    sums: str
+
+    @property
+    def sizes(self) -> str:
+        """Return its sizes for people."""
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+# What kernels on matrix units need: their shaders are of Vulkan's memory model. The last one is for
+# all other kernels that have atomics, as the model's scopes hold for them where it is switched on.
+MATRIX_FEATURES = frozenset({"cooperative_matrix", "memory_model", "memory_model_device_scope"})
+
+
 @dataclass(frozen=True)
 class DeviceInfo:
     """Describes a device. `type` is discrete, integrated, virtual, cpu or other.
@@ -78,6 +100,15 @@ class DeviceInfo:
     subgroup_shuffle: bool = False  # lanes can hand values to each other
     takes_subgroup_size: bool = False  # pipelines may require one of these sizes, in full subgroups
     layout: Layout = "planes"  # of weights; "file": kernels read them where the file is mapped
+    matrix_shapes: tuple[MatrixShape, ...] = ()  # () where there are no matrix units
+
+    @property
+    def half_shapes(self) -> tuple[MatrixShape, ...]:
+        """List the shapes of f16 whose sums are f32, in the driver's order; () where it lacks what
+        kernels need besides."""
+        if not self.features >= MATRIX_FEATURES | {"float16"}:
+            return ()
+        return tuple(s for s in self.matrix_shapes if (s.factors, s.sums) == ("f16", "f32"))
 
     @property
     def has_one_subgroup_size(self) -> bool:

@@ -1,18 +1,29 @@
 // Products of the rows of quantised matrices with many columns x at once: tiles of rows times columns, for prompts. Weights
-// become numbers once for all columns of a tile. Two mappings:
+// become numbers once for all columns of a tile. Three mappings:
 //   default         include/tile_shared.glsl: tiles in shared memory. For GPUs. With HALF_TILES products are of f16.
+//   MATRIX_TILES    include/tile_matrix.glsl: the same, multiplied by matrix units.
 //   BLOCK_PER_LANE  include/tile_registers.glsl: weights and sums in registers. For CPU drivers.
 // In both, a product is one sum in one order that the type of the weights decides: neither the size of a tile, nor the place of
 // a row or column in it, nor its neighbours change a bit of it.
 // Needs: address.glsl, weight_row.glsl, a TYPE_ define, `layout(local_size_x_id = 0) in;`, and
-//   LANE_DOTS, LANE_COLUMNS    constants: rows and columns whose products a lane has at once, powers of two from 4 on
+//   LANE_DOTS, LANE_COLUMNS    constants: rows and columns whose products a lane has at once, powers of two from 4 on; with
+//                              MATRIX_TILES those of a subgroup, whole matrices
 //   N_PARTS                    constant: matrices whose products belong together (gate and up: 2)
 //   WeightRow part_row(uint part, uint row)                     a row of one of them; rows behind the last are the last
 //   uint column_x(uint column)                                  where x of a column of this tile begins, in vec4
 //   void store_products(uint row, uint column, float products[N_PARTS])   called for rows before n_rows only
 // Gives multiply_tile(n_rows, n_columns, n_blocks): all products of this workgroup's rows, from gl_WorkGroupID.y * TILE_ROWS
 // on, with columns [0, n_columns) of the tile. All arguments are the same in all lanes.
+layout(constant_id = 3) const uint MATRIX_ROWS = 16u;  // these four with MATRIX_TILES: what matrix units multiply at once
+layout(constant_id = 4) const uint MATRIX_COLUMNS = 16u;
+layout(constant_id = 5) const uint MATRIX_DEPTH = 16u;
+layout(constant_id = 6) const uint SUBGROUP_SIZE = 32u;
+
+#ifdef MATRIX_TILES
+const uint TILE_COLUMNS = LANE_DOTS * LANE_COLUMNS / SUBGROUP_SIZE;
+#else
 const uint TILE_COLUMNS = LANE_DOTS * LANE_COLUMNS;
+#endif
 const uint CHUNK_VEC4S = 8u;
 
 #ifdef LOAD_64BIT
@@ -55,8 +66,10 @@ void unpack_weights(WeightChunk chunk, uint block, uint t, out vec4 w[CHUNK_VEC4
     }
 }
 
-#ifdef BLOCK_PER_LANE
+#if defined(BLOCK_PER_LANE)
 #include "tile_registers.glsl"
+#elif defined(MATRIX_TILES)
+#include "tile_matrix.glsl"
 #else
 #include "tile_shared.glsl"
 #endif

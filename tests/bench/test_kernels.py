@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.other_types import UNEVEN, of_types
 from tests.engine.tiny import rewrite
-from tests.gpu.invented import DEVICES, device
+from tests.gpu.invented import DEVICES, device, with_matrix_units
 from vkmoe.bench import kernels
 from vkmoe.bench.clock import Clock, Memory, WrongResultError
 from vkmoe.bench.copies import measure_link_speeds
@@ -34,7 +34,7 @@ from vkmoe.kernels.family import Setup
 from vkmoe.kernels.inputs import ROUNDED_SUMS, WEIGHT_TYPES
 from vkmoe.kernels.launches import KernelClass, Launch
 from vkmoe.kernels.shapes import TINY, KernelShapes
-from vkmoe.kernels.tuning import Tuning, choose_tuning
+from vkmoe.kernels.tuning import Tuning, choose_tuning, matrix_tile
 from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model
 from vkmoe.quants import TYPES
@@ -282,10 +282,12 @@ def test_every_variant_has_work_in_every_model_or_a_reason_for_none() -> None:
 
 def test_variants_get_the_tuning_of_devices_that_choose_them() -> None:
     """The device's own wherever it selects the variant, on every kind of device."""
-    for info in (INFO, *DEVICES):
+    for info in (INFO, *DEVICES, *map(with_matrix_units, DEVICES)):
         launches = ((KernelClass("matvec", "Q4_K", "few", "long"), Launch(8, 3)),)
         own = replace(choose_tuning(info), launches=launches)
         for variant in compiled_variants():
+            if variant.suffix == "+matrix" and matrix_tile(info) is None:
+                continue
             tuning, chosen_by = selecting(variant, own, info), FAMILIES[variant.family].chosen_by
             if chosen_by == "nothing":
                 assert tuning == own

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
+from vkmoe.facts import (
+    MATRIX_FEATURES,
+    DeviceInfo,
+    DeviceLimits,
+    Heap,
+    MatrixShape,
+    MemoryType,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 LOCAL, VISIBLE, COHERENT, CACHED = "DEVICE_LOCAL", "HOST_VISIBLE", "HOST_COHERENT", "HOST_CACHED"
@@ -30,6 +37,18 @@ def device(
         limits=DeviceLimits(max_memory_allocation_size=4 * GIB, max_buffer_size=4 * GIB),
         subgroup_range=(32, 32),
         subgroup_shuffle=True,
+    )
+
+
+def with_matrix_units(info: DeviceInfo) -> DeviceInfo:
+    """The same device with matrix units for f16, and room for their tiles."""
+    features = info.features | MATRIX_FEATURES | {"float16"}
+    return replace(
+        info,
+        features=features,
+        matrix_shapes=(MatrixShape(16, 16, 16, "f16", "f32"),),
+        takes_subgroup_size=True,
+        limits=replace(info.limits, max_shared_memory=64 << 10, max_workgroup_invocations=1024),
     )
 
 

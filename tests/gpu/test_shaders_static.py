@@ -41,6 +41,7 @@ NAMES = sorted(path.stem for path in spirv_folder().glob("*.spv"))
 SHARED_LIMIT = 16384  # the least maxComputeSharedMemorySize Vulkan allows
 SUBGROUP_SIZE, SUBGROUP_EQ_MASK = 36, 4416  # built-ins
 SHADER, FLOAT16, INT64, SUBGROUP, SUBGROUP_ARITHMETIC = 1, 9, 11, 61, 63  # capabilities
+MEMORY_MODEL, COOPERATIVE_MATRIX = 5345, 6022
 SUBGROUP_SHUFFLE, ADDRESSES = 65, 5347
 WEIGHT_LOADS = {Access(LOAD, "v4u32", 16), Access(LOAD, "v2u64", 16)}
 WORD_LOAD, ENTRY_LOAD = Access(LOAD, "u32", 4), Access(LOAD, "v2u32", 8)
@@ -164,8 +165,10 @@ def test_capabilities_are_those_the_name_promises(name: str) -> None:
         allowed |= {INT64}
     if name.endswith("+blocks64") and family(name) in TILE_FAMILIES:
         allowed |= {SUBGROUP_SHUFFLE}
-    if name.endswith("+half"):
+    if name.endswith(("+half", "+matrix")):
         allowed |= {FLOAT16}
+    if name.endswith("+matrix"):
+        allowed |= {SUBGROUP, MEMORY_MODEL, COOPERATIVE_MATRIX}
     if name.endswith(("+subgroup", "+blocks64")):
         allowed |= {SUBGROUP, SUBGROUP_ARITHMETIC}
     assert module(name).capabilities <= allowed
@@ -210,11 +213,15 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
         assert not loads
 
 
+def tile_constants(tile: Tile) -> list[int]:
+    return [number for name, number in tile._asdict().items() if name != "dots"]
+
+
 def constants_of(name: str, tuning: Tuning) -> list[list[int]]:
     """The specialisation constants a tuning gives a variant; several where shapes decide too."""
     size, kind = tuning.workgroup_size, family(name)
     if kind in TILE_FAMILIES:
-        return [[tuning.tile.workgroup_size, tuning.tile.lane_dots, tuning.tile.lane_columns]]
+        return [tile_constants(tuning.tile)]
     if kind.startswith("expert_gate_up"):
         return [[size, max(1, tuning.rows // 2), 0], [size, tuning.rows, 1], [size, tuning.rows, 2]]
     if kind in DOT_FAMILIES - {"embed"}:
@@ -262,21 +269,44 @@ def test_shared_memory_of_the_default_tunings(name: str) -> None:
             assert made.shared_bytes(constants) <= SHARED_LIMIT, (tuning, constants)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if family(name) in TILE_FAMILIES])
-def test_shared_memory_of_tiles(name: str) -> None:
-    """As the host counts it, for the shapes that GPUs get; f16 takes less."""
-    if "+blocks" in name:
-        return
+def book_bytes(name: str) -> int:
+    """What the code book of a variant's weights takes, but those of 16 words."""
     books, places = code_books()
     ends = [*sorted({*places.values()}), books.nbytes]
     begin = places.get(weight_type(name).upper(), books.nbytes)
-    book = min((end for end in ends if end > begin), default=begin) - begin
+    return min((end for end in ends if end > begin), default=begin) - begin
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if family(name) in TILE_FAMILIES])
+def test_shared_memory_of_tiles(name: str) -> None:
+    """As the host counts it, for the shapes that GPUs get; f16 takes less."""
+    if "+blocks" in name or "+matrix" in name:
+        return
+    book = book_bytes(name)
     assert book <= LARGEST_BYTES
     for size, lane_dots in itertools.product((64, 128), (4, 8)):
         sums = Tile(size, size, lane_dots, 4).shared_bytes - LARGEST_BYTES
         found = module(name).shared_bytes([size, lane_dots, 4]) - book
         assert found <= 64 + sums * (0.7 if name.endswith("+half") else 1.0)
         assert name.endswith("+half") or found >= sums
+
+
+# What GPUs get that have matrix units, and CPUs.
+MATRIX_TILES = (
+    Tile(256, 256, 64, 64, 16, 16, 16, 64),
+    Tile(256, 256, 64, 32, 16, 16, 16, 32),
+    Tile(32, 32, 8, 16, 8, 8, 8, 8),
+)
+
+
+@every_variant
+def test_shared_memory_of_tiles_for_matrix_units(name: str) -> None:
+    """As the host counts it, besides large code books."""
+    if not name.endswith("+matrix"):
+        return
+    for tile in MATRIX_TILES:
+        sums = tile.shared_bytes - LARGEST_BYTES
+        assert sums <= module(name).shared_bytes(tile_constants(tile)) - book_bytes(name) <= sums + 64
 
 
 CACHES = (both("f16"), both("f32"), both("q8_0"), KvTypes("q8_0", "f32"), KvTypes("q4_0", "q5_1"))

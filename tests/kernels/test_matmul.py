@@ -15,7 +15,7 @@ from vkmoe.kernels.comparison import KernelCase
 from vkmoe.kernels.inputs import WEIGHT_TYPES
 from vkmoe.kernels.launches import Tile
 from vkmoe.kernels.matmul.cases import Batch, ExpertMatmulCase, MatmulCase
-from vkmoe.kernels.tuning import Tuning
+from vkmoe.kernels.tuning import Tuning, matrix_tile
 
 PLAIN = [
     tuning_for(suffix, 8 if suffix.startswith("+blocks") else 64, 4)
@@ -23,7 +23,10 @@ PLAIN = [
     if suffix != "+subgroup"
 ]
 HALF = replace(tuning_for("", 64, 4), half_tiles=True)
-TUNINGS = PLAIN + [HALF] * ("float16" in chosen_device().features)
+MATRIX = replace(tuning_for("", 64, 4), matrix_tile=matrix_tile(chosen_device()))
+# What rounds factors to f16. Lavapipe has no matrix units before Mesa 26: see tests/lavapipe.
+ROUNDING = [HALF] * ("float16" in chosen_device().features) + [MATRIX] * MATRIX.rounds_factors
+TUNINGS = PLAIN + ROUNDING
 SHAPES = [Tile(32, 32, 8, 4), Tile(64, 64, 8, 8), Tile(128, 128, 4, 4)]  # of GPUs
 by_mapping = pytest.mark.parametrize("tuning", TUNINGS, ids=lambda t: t.tile_suffix or "lanes")
 Words = NDArray[np.uint32]
@@ -141,12 +144,15 @@ def test_all_rows_choose_the_same_experts(
 
 
 @every_type
-def test_nothing_overflows_in_f16_and_errors_are_bounded(runner: Runner, kind: str) -> None:
+@pytest.mark.parametrize("tuning", ROUNDING or [None], ids=lambda t: t.tile_suffix if t else "any")
+def test_nothing_overflows_in_f16_and_errors_are_bounded(
+    runner: Runner, tuning: Tuning | None, kind: str
+) -> None:
     """Numbers from 1e-30 to 1e30, outliers, sums of one sign, zeros; as heads, for the bound.
 
     Where the device has no float16, the mappings take turns.
     """
-    tuning = HALF if HALF in TUNINGS else tuning_of(kind, 0)
+    tuning = tuning or tuning_of(kind, 0)
     batch = Hard(tuple(range(14)))
     MatmulCase(tuning, ((kind, 33),), 512, batch, n_heads=2).run(runner).verify()
 
@@ -208,14 +214,35 @@ def test_a_tile_of_another_shape_leaves_the_same_bits(
 ) -> None:
     """Matrices and experts, in the mapping of GPUs."""
     tuning = replace(PLAIN[0], half_tiles=half)
+    assert tile != tuning.tile
+    compare_bits(runner, tuning, replace(tuning, own_tile=tile), n)
+
+
+@pytest.mark.skipif(not MATRIX.rounds_factors, reason="needs matrix units")
+@pytest.mark.parametrize("n", sampled([3, 40], (40).__eq__))
+@pytest.mark.parametrize(
+    "forms", [(2, 2, 4), *elsewhere(((1, 1, 4),), ((4, 1, 4),), ((2, 4, 8),))], ids=str
+)
+def test_a_tile_of_other_matrices_leaves_the_same_bits(
+    runner: Runner, forms: tuple[int, int, int], n: int
+) -> None:
+    """Matrices of a subgroup, by rows and columns, and how many subgroups there are."""
+    usual, (n_rows, n_columns, n_subgroups) = MATRIX.tile, forms
+    size = n_subgroups * usual.subgroup_size
+    of_subgroup = n_rows * usual.matrix_rows, n_columns * usual.matrix_columns
+    other = Tile(size, size, *of_subgroup, *usual[4:])
+    assert other != usual
+    compare_bits(runner, MATRIX, replace(MATRIX, matrix_tile=other), n)
+
+
+def compare_bits(runner: Runner, tuning: Tuning, other: Tuning, n: int) -> None:
+    """Compare products of `n` rows in two tunings: of a matrix, and of experts."""
     batch = rows(*range(n))
     tried: tuple[MatmulCase | ExpertMatmulCase, ...] = (
         MatmulCase(tuning, (("Q5_K", 77),), 512, batch),
         ExpertMatmulCase(tuning, ("Q4_K", "Q4_K"), 50, 256, batch, 4, 2),
         ExpertMatmulCase(tuning, ("Q8_0",), 50, 256, batch, 4, 2),
     )
-    wanted = [words(runner, case) for case in tried]
-    assert tile != tuning.tile
-    for case, bits in zip(tried, wanted, strict=True):
-        other = replace(case, tuning=replace(tuning, own_tile=tile))
-        np.testing.assert_array_equal(words(runner, other), bits)
+    for case in tried:
+        found = words(runner, replace(case, tuning=other))
+        np.testing.assert_array_equal(found, words(runner, case))

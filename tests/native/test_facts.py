@@ -17,14 +17,16 @@ KEYS = {
         "memory_types",
         "queue_families",
     ),
-    *("takes_subgroup_size", "features", "limits"),
+    *("takes_subgroup_size", "features", "matrix_shapes", "limits"),
 }
 FEATURES = {
     *("storage_8bit", "storage_16bit", "float16", "int8", "int16", "int64", "scalar_layout"),
     *("subgroup_size_control", "integer_dot_product"),
     *("buffer_device_address", "cooperative_matrix", "host_query_reset"),
+    *("memory_model", "memory_model_device_scope"),
     "compute_full_subgroups",
 }
+COMPONENTS = {"f16", "f32", "f64", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"}
 
 
 def test_facts_are_complete_and_consistent(instance):
@@ -41,6 +43,9 @@ def test_facts_are_complete_and_consistent(instance):
         assert any("HOST_VISIBLE" in t["flags"] for t in facts["memory_types"])
         assert any("COMPUTE" in family["flags"] for family in facts["queue_families"])
         assert len(facts["uuid"]) == 32
+        assert bool(facts["matrix_shapes"]) <= ("cooperative_matrix" in facts["features"])
+        for *sizes, factors, sums in facts["matrix_shapes"]:
+            assert len(sizes) == 3 and min(sizes) >= 1 and {factors, sums} <= COMPONENTS
         limits = facts["limits"]
         assert limits["max_push_constants"] >= 128
         assert limits["max_buffer_size"] >= 2**27

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from tests.gpu.invented import with_matrix_units
 from tests.samples import sampled
 from tools.compile_shaders import compile_glsl
 from vkmoe.errors import GpuError
@@ -210,7 +211,9 @@ def test_what_a_device_lacks_is_left_out(device: Device) -> None:
     poor = replace(device.info, subgroup_arithmetic=False, features=frozenset())
     names = {variant.name for variant in compiled_variants() if runnable(variant, poor)}
     assert "matvec.q4_k" in names and "matvec.q4_k+blocks" in names
-    assert not {name for name in names if name.endswith(("+subgroup", "+blocks64", "+half"))}
+    assert not {
+        name for name in names if name.endswith(("+subgroup", "+blocks64", "+half", "+matrix"))
+    }
     narrow = replace(device.info, subgroup_size=4, features=frozenset({"int64"}))
     assert not runnable(Variant.parse("matvec.q4_k+blocks64"), narrow)
     assert not choose_tuning(narrow).load_64bit
@@ -218,9 +221,10 @@ def test_what_a_device_lacks_is_left_out(device: Device) -> None:
 
 def test_tunings_select_their_variant(device: Device) -> None:
     """On every kind of device, whatever its own tuning is."""
-    for info in (device.info, replace(device.info, type="discrete")):
+    with_units = with_matrix_units(device.info)
+    for info in (with_units, replace(with_units, type="discrete")):
         for variant in compiled_variants():
-            tuning = selecting(variant, choose_tuning(info))
+            tuning = selecting(variant, choose_tuning(info), info, small=True)
             chosen_by = FAMILIES[variant.family].chosen_by
             assert chosen_by == "nothing" or getattr(tuning, chosen_by) == variant.suffix
 

@@ -51,7 +51,8 @@ def _line(device: DeviceInfo, chosen: bool) -> str:
     api = f"Vulkan {'.'.join(map(str, device.api_version[:2]))}, " if device.is_vulkan else ""
     sizes = [x.size for x in device.heaps if x.device_local or len(device.heaps) == 1]
     memory = f"{max(sizes) / 2**30:.1f} GiB" if sizes else "no memory"
+    units = f", matrix units {device.half_shapes[0].sizes}" if device.half_shapes else ""
     return (
         f"{'*' if chosen else ' '} {device.index}: {device.name} ({device.type}, "
-        f"{memory}, {api}{device.driver})"
+        f"{memory}, {api}{device.driver}{units})"
     )

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vkmoe.closing import Closing
 from vkmoe.errors import DeviceLostError, GpuError, NoDeviceError, NoDriverError, OutOfMemoryError
-from vkmoe.facts import DeviceInfo, DeviceLimits, Heap, MemoryType
+from vkmoe.facts import (
+    MATRIX_FEATURES,
+    DeviceInfo,
+    DeviceLimits,
+    Heap,
+    MatrixShape,
+    MemoryType,
+)
 from vkmoe.gpu.program import Dispatch
 
 if TYPE_CHECKING:
@@ -165,6 +172,7 @@ def _device_info(facts: dict[str, Any]) -> DeviceInfo:
         ),
         limits=DeviceLimits(**limits),
         subgroup_range=(facts["min_subgroup_size"], facts["max_subgroup_size"]),
+        matrix_shapes=tuple(MatrixShape(*shape) for shape in facts["matrix_shapes"]),
     )
 
 
@@ -256,6 +264,7 @@ class Device(Closing):
                     "choose another device; without hardware: tools/with_gpu_driver",
                 )
             features = [name for name in OPTIONAL_FEATURES if name in self.info.features]
+            features += sorted(MATRIX_FEATURES) if self.info.half_shapes else []
             features += [*REQUIRED_FEATURES, *[STATISTICS] * statistics]
             with translate_errors(f"opening {self.info.name}"):
                 self.native = self._instance.open(self.info.index, features)

@@ -23,7 +23,7 @@ from vkmoe.kernels.prompt_attention import cases as prompt_attention
 from vkmoe.kernels.prompt_experts import cases as prompt_experts
 from vkmoe.kernels.recurrent import cases as recurrent
 from vkmoe.kernels.router import cases as router
-from vkmoe.kernels.tuning import Tuning, choose_tuning
+from vkmoe.kernels.tuning import Tuning, choose_tuning, matrix_tile
 
 FAMILIES: dict[str, Family] = {
     **matvec.FAMILIES,
@@ -42,10 +42,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def selecting(variant: Variant, own: Tuning, info: DeviceInfo | None = None) -> Tuning:
+def selecting(variant: Variant, own: Tuning, info: DeviceInfo, *, small: bool = False) -> Tuning:
     """Return the device's `own` tuning; of a mapping it has not chosen, that of those that do.
 
-    Without `info` that is a small one, whose kernels are compiled sooner.
+    With `small` that is one whose kernels are compiled sooner.
     """
     chosen_by, suffix = FAMILIES[variant.family].chosen_by, variant.suffix
     if chosen_by == "nothing" or suffix == getattr(own, chosen_by):
@@ -53,11 +53,14 @@ def selecting(variant: Variant, own: Tuning, info: DeviceInfo | None = None) -> 
     if chosen_by == "reduce_suffix":
         return replace(own, subgroup=suffix == "+subgroup")
     if suffix.startswith("+blocks"):
-        cpu = choose_tuning(replace(info, type="cpu")) if info else Tuning("blocks", 8, 2, False)
+        cpu = Tuning("blocks", 8, 2, False) if small else choose_tuning(replace(info, type="cpu"))
         return replace(cpu, load_64bit=suffix == "+blocks64")
-    gpu = own  # whose tiles can be of both kinds of numbers
-    if info is not None:
+    gpu = own  # whose tiles can be of all kinds of numbers
+    if not small:
         gpu = choose_tuning(replace(info, type="discrete" if info.is_cpu else info.type))
     elif chosen_by != "tile_suffix" or own.mapping != "lanes":
         gpu = Tuning("lanes", 32, 2, False)
-    return replace(gpu, subgroup=suffix == "+subgroup", half_tiles=suffix == "+half")
+    tile = matrix_tile(info) if suffix == "+matrix" else None
+    return replace(
+        gpu, subgroup=suffix == "+subgroup", half_tiles=suffix == "+half", matrix_tile=tile
+    )

@@ -61,7 +61,7 @@ class Variant(NamedTuple):
     name: str
     family: str
     axis: str  # weight type, upper case; "" for none
-    suffix: str  # "", "+subgroup", "+blocks", "+blocks64", "+half"
+    suffix: str  # "", "+subgroup", "+blocks", "+blocks64", "+half", "+matrix"
 
     @classmethod
     def parse(cls, name: str) -> Variant:

@@ -43,23 +43,36 @@ class Launch(NamedTuple):
 class Tile(NamedTuple):
     """Says how the kernels that multiply tiles spread them: what each lane has sums of at once.
 
-    A product is the same to the bit in tiles of any shape.
+    With matrix units it is what each subgroup has, in matrices of one shape. A product is the same
+    to the bit in tiles of any shape, for one shape of matrices.
     """
 
     workgroup_size: int
     dots: int  # rows of weights that a workgroup has, those of gate and up counted apart
-    lane_dots: int  # of which a lane has so many
+    lane_dots: int  # of which a lane, or a subgroup, has so many
     lane_columns: int
+    matrix_rows: int = 0  # this and the next two: of a MatrixShape; 0: no matrix units
+    matrix_columns: int = 0
+    matrix_depth: int = 0
+    subgroup_size: int = 0  # that pipelines must have; 0: what the driver chooses
 
     @property
     def columns(self) -> int:
         """Return how many rows of a batch, or pairs, a tile has at most."""
-        return self.lane_dots * self.lane_columns
+        return self.lane_dots * self.lane_columns // max(1, self.subgroup_size)
 
     @property
     def shared_bytes(self) -> int:
-        """Return what a tile of f32 has in shared memory: 32 weights of each row, a code book."""
-        return 4 * 32 * (self.dots + self.columns) + LARGEST_BYTES
+        """Return what a tile of f32 has in shared memory: 32 weights of each row, a code book.
+
+        With matrix units these are of f16 and have 16 bytes more, rows and columns have units, and
+        each subgroup has a matrix of sums.
+        """
+        lines = self.dots + self.columns
+        if self.subgroup_size == 0:
+            return 4 * 32 * lines + LARGEST_BYTES
+        sums = self.workgroup_size // self.subgroup_size * self.matrix_rows * self.matrix_columns
+        return 80 * lines + 4 * (2 * lines + self.columns + sums + 2) + LARGEST_BYTES
 
     def __str__(self) -> str:
         return f"{self.dots} x {self.columns} by {self.workgroup_size}"

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from vkmoe.choices import Layout
-from vkmoe.facts import DeviceInfo
+from vkmoe.facts import DeviceInfo, MatrixShape
 from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, Tile
 
 # Rows of a batch that a workgroup takes at once. With more, CPU drivers take seconds to compile a
@@ -50,6 +50,7 @@ class Tuning:
     launches: tuple[tuple[KernelClass, Launch], ...] = ()  # measured, in place of all these
     own_tile: Tile | None = None  # of kernels that multiply tiles; None: as every device can
     half_tiles: bool = False  # lanes: they multiply f16 (needs shaderFloat16), all but routers
+    matrix_tile: Tile | None = None  # lanes: of those, on matrix units; None: without
 
     @property
     def layout(self) -> Layout:
@@ -68,12 +69,19 @@ class Tuning:
         """Return the suffix of the variants of kernels that multiply tiles."""
         if self.mapping == "blocks":
             return self.dot_suffix
+        if self.matrix_tile is not None:
+            return "+matrix"
         return "+half" if self.half_tiles else ""
+
+    @property
+    def rounds_factors(self) -> bool:
+        """Say whether tiles are of f16: both factors of their products are rounded."""
+        return self.half_tiles or self.matrix_tile is not None
 
     @property
     def exact(self) -> Tuning:
         """Return the tuning without products of f16."""
-        return replace(self, half_tiles=False)
+        return replace(self, half_tiles=False, matrix_tile=None)
 
     @property
     def reduce_suffix(self) -> str:
@@ -88,6 +96,8 @@ class Tuning:
     @property
     def tile(self) -> Tile:
         """Return the shape of tiles."""
+        if self.matrix_tile is not None:
+            return self.matrix_tile
         if self.own_tile is not None:
             return self.own_tile
         if self.mapping == "lanes":
@@ -100,6 +110,9 @@ class Tuning:
     def tiles_text(self) -> str:
         """Describe the kernels that multiply tiles, for people."""
         numbers = "f16, routers' of f32" if self.half_tiles else "f32"
+        if self.matrix_tile is not None:
+            shape = "x".join(map(str, self.matrix_tile[4:7]))
+            numbers = f"f16 on matrix units ({shape}), routers' of f32"
         if self.mapping == "threads":
             numbers = "8-bit numbers, as while replying"
         return f"tiles of {self.tile}, products of {numbers}"
@@ -182,6 +195,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         loaded_words=_loaded_words(device),
         own_tile=_tile(device),
         half_tiles=_multiplies_halves(device),
+        matrix_tile=matrix_tile(device),
         most_columns=_COLUMNS if _has_many_registers(device) else _INTEL_COLUMNS,
     )
 
@@ -254,6 +268,34 @@ def _tile(device: DeviceInfo) -> Tile:
     large = Tile(128, 128, lane_dots, 4)
     fits = large.shared_bytes <= device.limits.max_shared_memory
     return large if fits else Tile(64, 64, lane_dots, 4)
+
+
+def matrix_tile(device: DeviceInfo) -> Tile | None:
+    """Choose the shape of tiles that matrix units multiply; None where the device has none for f16.
+
+    A subgroup has 64 rows by 64 columns, less where lanes have 128 registers (Intel) or on CPUs,
+    which only compare. Pipelines have the size of subgroups that the driver reports.
+    """
+    shape = next((s for s in device.half_shapes if _fits_chunks(s)), None)
+    if shape is None or not device.takes_subgroup_size:
+        return None
+    size = device.subgroup_size
+    if device.is_cpu:
+        workgroup_size, dots, columns = 4 * size, shape.rows, 2 * shape.columns
+    elif _has_many_registers(device):
+        workgroup_size, dots, columns = 256, 64, size
+    else:
+        size = device.subgroup_range[0]
+        workgroup_size, dots, columns = 128, 32, 2 * size
+    tile = Tile(workgroup_size, workgroup_size, dots, columns, *shape[:3], size)
+    limits = device.limits
+    fits = tile.shared_bytes <= limits.max_shared_memory
+    return tile if fits and workgroup_size <= limits.max_workgroup_invocations else None
+
+
+def _fits_chunks(shape: MatrixShape) -> bool:
+    """Say whether the matrices divide chunks of 32 weights, and subgroups' tiles."""
+    return shape.depth in (8, 16, 32) and shape.rows in (8, 16, 32) and shape.columns in (8, 16, 32)
 
 
 def _required_subgroup_size(device: DeviceInfo) -> int:

@@ -22,7 +22,7 @@ from vkmoe.kernels.families import FAMILIES, selecting
 from vkmoe.kernels.family import Setting, Trial, Variant, forms_of, launched
 from vkmoe.kernels.inputs import ROUNDED_SUMS
 from vkmoe.kernels.launches import KEEPING, MatvecFamily
-from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, takes_subgroup_blocks
+from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, matrix_tile, takes_subgroup_blocks
 from vkmoe.placement.remembered import tuning_for
 
 # The kernel by whose launches each kernel with dot products runs: itself, or the one it goes with.
@@ -73,6 +73,8 @@ def runnable(variant: Variant, info: DeviceInfo) -> bool:
         return takes_subgroup_blocks(info)
     if variant.suffix == "+half":
         return "float16" in info.features
+    if variant.suffix == "+matrix":
+        return matrix_tile(info) is not None
     if variant.suffix != "+subgroup":
         return True
     if variant.family in ("attention", "latent_attention"):
@@ -107,7 +109,7 @@ def run_variant(variant: Variant, device: Device, own: Tuning) -> Iterator[Case]
     if family is None:
         yield Case(f"{variant.name} has no case", False, 1.0, 0.0)
         return
-    tuning = selecting(variant, own)
+    tuning = selecting(variant, own, device.info, small=True)
     for what, each in _ways(variant, tuning).items():
         for trial in family.trials(Setting(variant.axis, each)):
             worst = _compared(variant, trial, device)

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include <pybind11/stl.h>
 
 #include "features.hpp"
+#include "ledger.hpp"
 
 namespace py = pybind11;
 
@@ -160,6 +162,45 @@ py::list queue_family_facts(VkPhysicalDevice physical) {
     return facts;
 }
 
+/// Names of VkComponentTypeKHR's first values; younger ones have none.
+constexpr const char* kComponents[] = {"f16", "f32", "f64", "s8",  "s16", "s32",
+                                       "s64", "u8",  "u16", "u32", "u64"};
+constexpr int32_t kSubgroupScope = 3;  // VK_SCOPE_SUBGROUP_KHR
+
+/// Shapes of the matrices that subgroups of compute shaders multiply: [rows of a, columns of b,
+/// columns of a, type of a and b, type of what is added and results]; no saturating ones.
+py::list matrix_shapes(VkInstance instance, VkPhysicalDevice physical,
+                       const std::vector<std::string>& features) {
+    using List = VkResult(VKAPI_PTR*)(VkPhysicalDevice, uint32_t*, CooperativeMatrixShape*);
+    constexpr auto kCall = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR";
+    const auto list = reinterpret_cast<List>(vkGetInstanceProcAddr(instance, kCall));
+    py::list shapes;
+    if (!contains(features, "cooperative_matrix") || list == nullptr) return shapes;
+    CooperativeMatrixProperties stages{};
+    stages.sType = kCooperativeMatrixProperties;
+    VkPhysicalDeviceProperties2 properties{};
+    properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+    properties.pNext = &stages;
+    vkGetPhysicalDeviceProperties2(physical, &properties);
+    if (!(stages.cooperativeMatrixSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT)) return shapes;
+    uint32_t n = 0;
+    checked(kCall, list, physical, &n, nullptr);
+    CooperativeMatrixShape empty{};
+    empty.sType = kCooperativeMatrixShape;
+    std::vector<CooperativeMatrixShape> found(n, empty);
+    checked(kCall, list, physical, &n, found.data());
+    const auto named = [](int32_t type) { return type >= 0 && type < int(std::size(kComponents)); };
+    for (uint32_t i = 0; i < n; ++i) {
+        const CooperativeMatrixShape& shape = found[i];
+        const bool plain = shape.scope == kSubgroupScope && !shape.saturatingAccumulation &&
+                           shape.AType == shape.BType && shape.CType == shape.ResultType;
+        if (!plain || !named(shape.AType) || !named(shape.CType)) continue;
+        shapes.append(py::make_tuple(shape.MSize, shape.NSize, shape.KSize,
+                                     kComponents[shape.AType], kComponents[shape.CType]));
+    }
+    return shapes;
+}
+
 py::dict limit_facts(const Properties& properties) {
     const VkPhysicalDeviceLimits& limits = properties.core.properties.limits;
     const uint64_t max_allocation = properties.maintenance3.maxMemoryAllocationSize;
@@ -188,7 +229,7 @@ py::dict limit_facts(const Properties& properties) {
 
 }  // namespace
 
-py::dict device_facts(VkPhysicalDevice physical, uint32_t index) {
+py::dict device_facts(VkInstance instance, VkPhysicalDevice physical, uint32_t index) {
     const auto extensions = device_extensions(physical);
     const Properties properties(physical, extensions);
     const VkPhysicalDeviceProperties& core = properties.core.properties;
@@ -226,6 +267,7 @@ py::dict device_facts(VkPhysicalDevice physical, uint32_t index) {
     facts["subgroup_shuffle"] = can(VK_SUBGROUP_FEATURE_SHUFFLE_BIT);
     facts["queue_families"] = queue_family_facts(physical);
     facts["features"] = features;
+    facts["matrix_shapes"] = matrix_shapes(instance, physical, features);
     facts["limits"] = limit_facts(properties);
     return facts;
 }

@@ -38,8 +38,9 @@ FeatureSet::FeatureSet() {
     scalar_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SCALAR_BLOCK_LAYOUT_FEATURES;
     subgroup_size_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES;
     host_query_reset_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_HOST_QUERY_RESET_FEATURES;
+    memory_model_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES;
     integer_dot_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES;
-    cooperative_matrix_.sType = static_cast<VkStructureType>(1000506000);
+    cooperative_matrix_.sType = kCooperativeMatrixFeatures;
     executables_.sType =
         VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR;
 }
@@ -61,6 +62,9 @@ std::vector<FeatureSet::Row> FeatureSet::rows() {
          "VK_EXT_subgroup_size_control"},
         {"host_query_reset", base(host_query_reset_), &host_query_reset_.hostQueryReset, v12,
          nullptr},
+        {"memory_model", base(memory_model_), &memory_model_.vulkanMemoryModel, v12, nullptr},
+        {"memory_model_device_scope", base(memory_model_),
+         &memory_model_.vulkanMemoryModelDeviceScope, v12, nullptr},
         {"integer_dot_product", base(integer_dot_), &integer_dot_.shaderIntegerDotProduct, v13,
          "VK_KHR_shader_integer_dot_product"},
         {"cooperative_matrix", base(cooperative_matrix_), &cooperative_matrix_.cooperativeMatrix,

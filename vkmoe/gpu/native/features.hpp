@@ -16,6 +16,25 @@ struct CooperativeMatrixFeatures {
     VkBool32 robustBufferAccess;
 };
 
+struct CooperativeMatrixProperties {
+    VkStructureType sType;
+    void* pNext;
+    VkShaderStageFlags cooperativeMatrixSupportedStages;
+};
+
+struct CooperativeMatrixShape {
+    VkStructureType sType;
+    void* pNext;
+    uint32_t MSize, NSize, KSize;
+    int32_t AType, BType, CType, ResultType;
+    VkBool32 saturatingAccumulation;
+    int32_t scope;
+};
+
+constexpr auto kCooperativeMatrixFeatures = static_cast<VkStructureType>(1000506000);
+constexpr auto kCooperativeMatrixShape = static_cast<VkStructureType>(1000506001);
+constexpr auto kCooperativeMatrixProperties = static_cast<VkStructureType>(1000506002);
+
 /// The feature structures vkmoe knows, each a row with a name.
 class FeatureSet {
   public:
@@ -52,6 +71,7 @@ class FeatureSet {
     VkPhysicalDeviceScalarBlockLayoutFeatures scalar_{};
     VkPhysicalDeviceSubgroupSizeControlFeatures subgroup_size_{};
     VkPhysicalDeviceHostQueryResetFeatures host_query_reset_{};
+    VkPhysicalDeviceVulkanMemoryModelFeatures memory_model_{};
     VkPhysicalDeviceShaderIntegerDotProductFeatures integer_dot_{};
     CooperativeMatrixFeatures cooperative_matrix_{};
     VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR executables_{};

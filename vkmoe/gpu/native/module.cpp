@@ -62,7 +62,7 @@ void add_instance(py::module_& module) {
                  py::list facts;
                  uint32_t index = 0;
                  for (const auto physical : instance->physical_devices()) {
-                     facts.append(device_facts(physical, index++));
+                     facts.append(device_facts(instance->handle(), physical, index++));
                  }
                  return facts;
              })

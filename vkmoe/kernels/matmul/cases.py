@@ -143,7 +143,7 @@ class MatmulCase(KernelCase):
                 wanted, sizes = wanted + before, sizes + np.abs(before)
             found = self._in_use(words[0], y_at)[:, 0, :n_rows].view(np.float32)
             checks.close("y", found, wanted, sizes)
-            if self.tuning.half_tiles and n_heads == 1:
+            if self.tuning.rounds_factors and n_heads == 1:
                 _check_typical(checks, found - wanted, chance)
             others = np.array(words[0])
             self._in_use(others, y_at)[:, 0, :n_rows] = SENTINEL
@@ -241,6 +241,8 @@ class ExpertMatmulCase(KernelCase):
 def _sizes(tuning: Tuning, weights: Floats, x: Floats, bias: Floats | float = 0.0) -> Wide:
     """Say how far products may be off, over SUM_LIMIT: [n, n_rows]."""
     sizes = twins.matmul(np.abs(weights), np.abs(x), np.abs(bias))
+    if tuning.matrix_tile is not None:
+        return sizes + twins.matrix_bound(weights, x) / SUM_LIMIT
     return sizes + twins.half_bound(weights, x) / SUM_LIMIT if tuning.half_tiles else sizes
 
 

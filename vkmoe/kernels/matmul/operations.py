@@ -30,7 +30,9 @@ _MATMUL_PUSH = (
     "u32:n_rows u32:row_bytes u32:n_blocks u32:x_offset u32:x_stride u32:x_head_stride "
     "u32:y_offset u32:y_stride"
 )
-_TILE = "workgroup_size lane_dots lane_columns"
+_TILE = (
+    "workgroup_size lane_dots lane_columns matrix_rows matrix_columns matrix_depth subgroup_size"
+)
 _OF_EXPERT = "u32:n_rows u32:row_bytes u32:n_blocks u32:x_stride u32:round_index u32:pairs_of_x"
 MATMUL = kernel("matmul", "r:x w:y r:params", _MATMUL_PUSH, _TILE)
 MATMUL_RESIDUAL = kernel("matmul_residual", "r:x rw:y r:params", _MATMUL_PUSH, f"{_TILE} adds")
@@ -159,7 +161,7 @@ def _append_matmul(
     n_all = numbers["n_rows"]
     n_rows = n_all // n_heads
     ends = {name: min(numbers[name], n_rows) for name in ("rows_end0", "rows_end1", "n_rows")}
-    op.append(
+    op.launch(
         spec.dispatch(
             f"{spec.name}.{kind.lower()}{op.tuning.tile_suffix}",
             {
@@ -180,7 +182,8 @@ def _append_matmul(
             (-(-op.n_rows // tile.columns), -(-n_rows // tile.dots), n_heads),
             op.label,
             reads=(*(matrix.memory for matrix in group), *bias_range(bias, start, n_all)),
-        )
+        ),
+        tile,
     )
 
 
@@ -280,7 +283,7 @@ def _append_experts(
     """Append one dispatch; `tensors` are its x and its y."""
     tile, y = op.tuning.tile, tensors["y"]
     n_parts = 2 if numbers.get("pass") == BOTH else 1
-    op.append(
+    op.launch(
         spec.dispatch(
             f"{spec.name}.{matrix.type.lower()}{op.tuning.tile_suffix}",
             {
@@ -299,5 +302,6 @@ def _append_experts(
             (experts.n_tiles(tile.columns, op.n_rows), -(-matrix.n_rows * n_parts // tile.dots), 1),
             op.label,
             reads=experts.memory,
-        )
+        ),
+        tile,
     )

@@ -1,0 +1,240 @@
+// The mapping of tile.glsl for GPUs with matrix units (VK_KHR_cooperative_matrix): a workgroup walks along its tile chunk by
+// chunk. Every lane unpacks one chunk of its own row into shared memory and brings its share of x, both as f16. A subgroup has
+// the sums of LANE_DOTS rows by LANE_COLUMNS columns, in f32 matrices; it multiplies them by matrices from shared memory.
+//
+// Rows and columns are divided by units, powers of two, before they become f16. A unit brings the largest number of the first
+// chunk to 64 or more, below 128, and is raised where a later chunk has one of 2^15 or more; sums are then divided by as much,
+// which is exact. So nothing overflows, what is too small for f16 is below 2^-20 of the row's or column's largest number, and
+// a unit depends on its own row or column alone. vkmoe/kernels/matmul/twins.py bounds the error.
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+
+const uint TILE_DOTS = gl_WorkGroupSize.x;
+const uint TILE_ROWS = TILE_DOTS / N_PARTS;
+const uint DOT_TEAMS = TILE_DOTS / LANE_DOTS;  // subgroups that share columns
+const uint ROW_MATRICES = LANE_DOTS / MATRIX_ROWS;
+const uint COLUMN_MATRICES = LANE_COLUMNS / MATRIX_COLUMNS;
+const uint FEW_MATRICES = (COLUMN_MATRICES + 1u) / 2u;  // of columns: all that tiles of few columns multiply
+const uint N_MATRICES = ROW_MATRICES * COLUMN_MATRICES;
+const uint MATRIX_SIZE = MATRIX_ROWS * MATRIX_COLUMNS;
+
+// A chunk of a row or column stands in shared memory in slices of 16 bytes, and one that is empty: eight lines cover all banks.
+const uint CHUNK_SLICES = 4u;
+const uint LINE_SLICES = CHUNK_SLICES + 1u;
+const uint MATRIX_SLICES = MATRIX_DEPTH / 8u;  // of a row of a matrix
+const uint LANE_SLICES = (TILE_COLUMNS * CHUNK_SLICES + TILE_DOTS - 1u) / TILE_DOTS;  // of x that a lane brings
+const uint SLICE_VEC4S = 2u;
+
+shared uvec4 w_tile[TILE_DOTS * LINE_SLICES];
+shared uvec4 x_tile[TILE_COLUMNS * LINE_SLICES];
+shared float staged[TILE_DOTS / SUBGROUP_SIZE * MATRIX_SIZE];  // a matrix of each subgroup
+shared float w_units[TILE_DOTS], x_units[TILE_COLUMNS];
+shared float w_factors[TILE_DOTS], x_factors[TILE_COLUMNS];  // what sums are multiplied by when units are raised
+shared uint x_peaks[TILE_COLUMNS];                           // the bits of floats
+shared uint is_raised[2];                                    // whether a unit is, in even and in odd steps
+
+#define SumMatrix coopmat<float, gl_ScopeSubgroup, MATRIX_ROWS, MATRIX_COLUMNS, gl_MatrixUseAccumulator>
+#define WeightMatrix coopmat<float16_t, gl_ScopeSubgroup, MATRIX_ROWS, MATRIX_DEPTH, gl_MatrixUseA>
+#define InputMatrix coopmat<float16_t, gl_ScopeSubgroup, MATRIX_DEPTH, MATRIX_COLUMNS, gl_MatrixUseB>
+
+SumMatrix sums[N_MATRICES];
+
+// ----- units -----
+
+// What a row or column is divided by, as it is multiplied by it, and the number that its next chunks must stay below.
+struct Scale {
+    float inverse;
+    float limit;
+};
+
+// The power of two that brings a number to 64 or more, below 128. Exponents of it and its inverse stay those of normal numbers.
+float unit_of(float peak) { return uintBitsToFloat((max(floatBitsToUint(peak) >> 23u, 7u) - 6u) << 23u); }
+
+float inverse_of(float unit) { return uintBitsToFloat(0x7F000000u - floatBitsToUint(unit)); }
+
+Scale scale_of(float unit) { return Scale(inverse_of(unit), unit * 32768.0); }
+
+// before / after, where both are powers of two, and after is no less.
+float falling(float before, float after) {
+    const uint exponents = floatBitsToUint(after) - floatBitsToUint(before) >> 23u;
+    return uintBitsToFloat((127u - min(exponents, 127u)) << 23u);
+}
+
+float peak_of(vec4 numbers) {
+    const vec4 sizes = abs(numbers);
+    return max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
+}
+
+// ----- steps -----
+
+// Products of part 0 and part 1 of a row are neighbours.
+WeightRow tile_row(uint d) { return part_row(d % N_PARTS, gl_WorkGroupID.y * TILE_ROWS + d / N_PARTS); }
+
+// Which column's slices a lane brings. Where there are fewer than lanes, some bring the same.
+uint brought_column(uint i) { return (gl_LocalInvocationIndex + i * TILE_DOTS) / CHUNK_SLICES & (TILE_COLUMNS - 1u); }
+uint brought_slice() { return gl_LocalInvocationIndex % CHUNK_SLICES; }
+
+// What a lane loads for a step.
+struct StepInput {
+    WeightChunk chunk;
+    vec4 x[LANE_SLICES * SLICE_VEC4S];
+};
+
+void load_step(WeightRow row, uint x_starts[LANE_SLICES], uint n_blocks, uint step_index, out StepInput loaded) {
+    const uint block = step_index / BLOCK_CHUNKS, t = step_index % BLOCK_CHUNKS;
+    load_chunk(row, n_blocks, block, t, loaded.chunk);
+    const uint at = chunk_vec4(block, t, brought_slice() * SLICE_VEC4S);
+    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
+        [[unroll]] for (uint k = 0u; k < SLICE_VEC4S; ++k) loaded.x[i * SLICE_VEC4S + k] = load_x(x_starts[i] + at + k);
+    }
+}
+
+uint two_halves(vec2 numbers) { return packFloat2x16(f16vec2(numbers)); }
+
+uvec4 slice_of(vec4 first, vec4 last) {
+    return uvec4(two_halves(first.xy), two_halves(first.zw), two_halves(last.xy), two_halves(last.zw));
+}
+
+// Where this subgroup's first row and column are in the tile, and those of one of its matrices.
+uint team_dot() { return gl_SubgroupID % DOT_TEAMS * LANE_DOTS; }
+uint team_column() { return gl_SubgroupID / DOT_TEAMS * LANE_COLUMNS; }
+uint matrix_dot(uint m) { return team_dot() + m % ROW_MATRICES * MATRIX_ROWS; }
+uint matrix_column(uint m) { return team_column() + m / ROW_MATRICES * MATRIX_COLUMNS; }
+
+// The next matrix of sums comes to the front: registers have no index. After N_MATRICES turns all are where they were.
+void turn_sums() {
+    const SumMatrix first = sums[0];
+    [[unroll]] for (uint i = 1u; i < N_MATRICES; ++i) sums[i - 1u] = sums[i];
+    sums[N_MATRICES - 1u] = first;
+}
+
+void multiply_sums() {
+    const uint staging = gl_SubgroupID * MATRIX_SIZE;
+    [[dont_unroll]] for (uint m = 0u; m < N_MATRICES; ++m) {
+        subgroupBarrier();  // what was staged before has been read
+        for (uint i = gl_SubgroupInvocationID; i < MATRIX_SIZE; i += SUBGROUP_SIZE)
+            staged[staging + i] = w_factors[matrix_dot(m) + i % MATRIX_ROWS] * x_factors[matrix_column(m) + i / MATRIX_ROWS];
+        subgroupBarrier();
+        SumMatrix factors;
+        coopMatLoad(factors, staged, staging, MATRIX_ROWS, gl_CooperativeMatrixLayoutColumnMajor);
+        sums[0] *= factors;
+        turn_sums();
+    }
+}
+
+// Raises the units of rows and columns whose next chunk needs it, and of all before the first step.
+void raise_units(float w_peak, StepInput loaded, bool is_first, inout Scale w_scale, inout Scale x_scales[LANE_SLICES]) {
+    if (is_first || w_peak >= w_scale.limit) {
+        const float unit = unit_of(w_peak);
+        w_factors[gl_LocalInvocationIndex] = is_first ? 1.0 : falling(inverse_of(w_scale.inverse), unit);
+        w_units[gl_LocalInvocationIndex] = unit;
+        w_scale = scale_of(unit);
+    } else {
+        w_factors[gl_LocalInvocationIndex] = 1.0;
+    }
+    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
+        const float peak = max(peak_of(loaded.x[SLICE_VEC4S * i]), peak_of(loaded.x[SLICE_VEC4S * i + 1u]));
+        atomicMax(x_peaks[brought_column(i)], floatBitsToUint(peak));
+    }
+    barrier();
+    float units[LANE_SLICES];
+    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
+        const uint column = brought_column(i);
+        const float peak = uintBitsToFloat(x_peaks[column]), before = inverse_of(x_scales[i].inverse);
+        const bool rises = is_first || peak >= x_scales[i].limit;
+        units[i] = rises ? unit_of(peak) : before;
+        x_factors[column] = is_first ? 1.0 : falling(before, units[i]);
+        x_units[column] = units[i];
+        x_scales[i] = scale_of(units[i]);
+    }
+    barrier();
+    if (!is_first) multiply_sums();
+    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) x_peaks[brought_column(i)] = 0u;
+}
+
+// Adds the products of a step's 32 weights with the subgroup's first columns, so many matrices of them.
+void add_step(const uint n_column_matrices) {
+    [[unroll]] for (uint k = 0u; k < CHUNK_SLICES; k += MATRIX_SLICES) {
+        WeightMatrix w[ROW_MATRICES];
+        [[unroll]] for (uint r = 0u; r < ROW_MATRICES; ++r)
+            coopMatLoad(w[r], w_tile, (team_dot() + r * MATRIX_ROWS) * LINE_SLICES + k, LINE_SLICES,
+                        gl_CooperativeMatrixLayoutRowMajor);
+        [[unroll]] for (uint c = 0u; c < n_column_matrices; ++c) {
+            InputMatrix x;
+            coopMatLoad(x, x_tile, (team_column() + c * MATRIX_COLUMNS) * LINE_SLICES + k, LINE_SLICES,
+                        gl_CooperativeMatrixLayoutColumnMajor);
+            [[unroll]] for (uint r = 0u; r < ROW_MATRICES; ++r)
+                sums[c * ROW_MATRICES + r] = coopMatMulAdd(w[r], x, sums[c * ROW_MATRICES + r]);
+        }
+    }
+}
+
+void store_sums(uint n_rows, uint n_columns) {
+    const uint staging = gl_SubgroupID * MATRIX_SIZE;
+    [[dont_unroll]] for (uint m = 0u; m < N_MATRICES; ++m) {
+        subgroupBarrier();  // what was staged before has been read
+        coopMatStore(sums[0], staged, staging, MATRIX_ROWS, gl_CooperativeMatrixLayoutColumnMajor);
+        turn_sums();
+        subgroupBarrier();
+        for (uint i = gl_SubgroupInvocationID * N_PARTS; i < MATRIX_SIZE; i += SUBGROUP_SIZE * N_PARTS) {
+            const uint dot = matrix_dot(m) + i % MATRIX_ROWS, column = matrix_column(m) + i / MATRIX_ROWS;
+            const uint row = gl_WorkGroupID.y * TILE_ROWS + dot / N_PARTS;
+            float products[N_PARTS];
+            [[unroll]] for (uint p = 0u; p < N_PARTS; ++p) {
+                precise float product = staged[staging + i + p] * (w_units[dot + p] * x_units[column]);
+                products[p] = product;
+            }
+            if (row < n_rows && column < n_columns) store_products(row, column, products);
+        }
+    }
+}
+
+void multiply_tile(uint n_rows, uint n_columns, uint n_blocks) {
+    const WeightRow row = tile_row(gl_LocalInvocationIndex);
+    uint x_starts[LANE_SLICES];
+    Scale w_scale = Scale(0.0, 0.0), x_scales[LANE_SLICES];
+    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
+        x_starts[i] = column_x(min(brought_column(i), n_columns - 1u));
+        x_scales[i] = w_scale;
+        x_peaks[brought_column(i)] = 0u;
+    }
+    is_raised[0] = 1u;
+    is_raised[1] = 0u;
+    [[unroll]] for (uint i = 0u; i < N_MATRICES; ++i) sums[i] = SumMatrix(0.0);
+    StepInput loaded;
+    load_step(row, x_starts, n_blocks, 0u, loaded);
+#ifdef HAS_CODE_BOOK
+    fill_code_book();
+#endif
+    const uint n_steps = n_blocks * BLOCK_CHUNKS;
+    const uint n_own = n_columns - min(n_columns, team_column());  // columns of this subgroup and behind it
+    [[dont_unroll]] for (uint step_index = 0u; step_index < n_steps; ++step_index) {
+        vec4 w[CHUNK_VEC4S];
+        unpack_weights(loaded.chunk, step_index / BLOCK_CHUNKS, step_index % BLOCK_CHUNKS, w);
+        float w_peak = peak_of(w[0]);
+        [[unroll]] for (uint i = 1u; i < CHUNK_VEC4S; ++i) w_peak = max(w_peak, peak_of(w[i]));
+        bool rises = w_peak >= w_scale.limit;
+        [[unroll]] for (uint i = 0u; i < LANE_SLICES * SLICE_VEC4S; ++i)
+            rises = rises || peak_of(loaded.x[i]) >= x_scales[i / SLICE_VEC4S].limit;
+        if (rises) is_raised[step_index & 1u] = 1u;
+        barrier();  // the last step's tile has been read
+        if (is_raised[step_index & 1u] != 0u) raise_units(w_peak, loaded, step_index == 0u, w_scale, x_scales);
+        is_raised[~step_index & 1u] = 0u;
+        [[unroll]] for (uint i = 0u; i < CHUNK_SLICES; ++i)
+            w_tile[gl_LocalInvocationIndex * LINE_SLICES + i] = slice_of(w[2u * i] * w_scale.inverse, w[2u * i + 1u] * w_scale.inverse);
+        [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
+            const float inverse = x_scales[i].inverse;
+            x_tile[brought_column(i) * LINE_SLICES + brought_slice()] = slice_of(loaded.x[2u * i] * inverse, loaded.x[2u * i + 1u] * inverse);
+        }
+        barrier();
+        if (step_index + 1u < n_steps) load_step(row, x_starts, n_blocks, step_index + 1u, loaded);
+        if (n_own > FEW_MATRICES * MATRIX_COLUMNS) {
+            add_step(COLUMN_MATRICES);
+        } else if (n_own > 0u) {
+            add_step(FEW_MATRICES);
+        }
+    }
+    store_sums(n_rows, n_columns);  // its barriers are for all subgroups: lavapipe stops at others
+}

@@ -1,0 +1,56 @@
+"""Kernels for matrix units, on a driver that executes them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.kernels.tunings import SAMPLE_TYPES
+from tests.lavapipe.conftest import RunModule
+from vkmoe.facts import MATRIX_FEATURES
+from vkmoe.kernels.inputs import WEIGHT_TYPES
+
+FAMILIES = ("matmul", "matmul_residual", "expert_matmul_gate_up", "expert_matmul_down")
+
+
+def test_the_driver_has_matrix_units(run_module: RunModule) -> None:
+    """The other tests here would mean nothing on another device."""
+    device = json.loads(run_module("vkmoe", "devices", "--json"))[0]
+    assert "llvmpipe" in device["name"]
+    assert [8, 8, 8, "f16", "f32"] in device["matrix_shapes"]
+    assert set(device["features"]) >= MATRIX_FEATURES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in SAMPLE_TYPES else pytest.param(kind, marks=pytest.mark.full)
+        for kind in WEIGHT_TYPES
+    ],
+)
+@pytest.mark.sample(2)
+def test_kernels_agree_with_their_twins(run_module: RunModule, family: str, kind: str) -> None:
+    only = f"{family}.{kind.lower()}+matrix"
+    words = ("selftest", "--device", "llvmpipe", "--only", only, "--json")
+    cases = json.loads(run_module("vkmoe", *words))["cases"]
+    assert cases and all(case["ok"] for case in cases), cases
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ((), "+matrix and any_batch and Q4_K and False"),
+        ((), "of_other_matrices"),
+        ((), "+matrix and overflows and Q6_K"),
+        pytest.param(("-m", ""), "+matrix or of_other_matrices", marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.sample(2)
+def test_tests_of_kernels_pass(run_module: RunModule, words: tuple[str, ...], chosen: str) -> None:
+    """The law among them: bits depend on neither tile, place nor neighbours."""
+    tests = ("tests/kernels/test_matmul.py", "-k", chosen, *words)
+    printed = run_module("pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert re.search(r"^\d+ passed(, \d+ deselected)? in ", printed, re.MULTILINE), printed
