@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.invented import AMD
+from tests.gpu.invented import AMD, with_matrix_units
 from vkmoe.facts import DeviceInfo
-from vkmoe.kernels.launches import KernelClass, Launch, kernel_class
+from vkmoe.kernels.launches import KernelClass, Launch, TileNumbers, kernel_class
 from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.placement import remembered
 from vkmoe.placement.forecast.measured import Known
 from vkmoe.placement.remembered import (
     Measured,
+    MeasuredTiles,
     Recalled,
     forget,
     recall,
@@ -59,6 +60,20 @@ def test_what_was_measured_is_used_from_then_on(path: Path) -> None:
     assert tuning.launch(HEAD) == Launch(64, 8, 32) and tuning.launch(DOWN) == FOUND[0].table
     assert tuning_for(GPU, "table") == TABLE
     assert forget(GPU) and not path.exists() and not forget(GPU)
+
+
+def test_tiles_multiply_what_was_measured_to_be_best(path: Path) -> None:
+    """Until vkmoe itself would choose other numbers; without matrix units it would."""
+    able = with_matrix_units(GPU)
+    assert choose_tuning(able).tile_suffix == "+matrix"
+    suffixes: dict[TileNumbers, str] = {"f16": "+half", "f32": "", "matrix": "+matrix"}
+    for best, suffix in suffixes.items():
+        tiles = MeasuredTiles("matrix", best, 0.2)
+        remember(able, (), tiles)
+        assert recall(able).tiles == tiles
+        tuning = tuning_for(able, "remembered")
+        assert tuning.tile_suffix == suffix and tuning.exact.tile_suffix == ""
+    assert "table has changed" in recall(replace(able, matrix_shapes=())).note
 
 
 Change = Callable[[dict[str, Any]], object]

@@ -15,6 +15,9 @@ from vkmoe.quants.code_books import LARGEST_BYTES
 MatvecFamily = Literal["matvec", "matvec_residual", "expert_gate_up", "expert_down"]
 RowClass = Literal["few", "some", "many"]
 ColumnClass = Literal["short", "long"]
+# What tiles multiply: f16 on matrix units or in lanes, or f32. What a device has of it first is its
+# own choice.
+TileNumbers = Literal["matrix", "f16", "f32"]
 
 # The kernels that run beside these where experts are kept, which must be launched as they are.
 KEEPING = {"expert_gate_up": "expert_gate_up_keep", "expert_down": "expert_down_keep"}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vkmoe.choices import Layout
 from vkmoe.facts import DeviceInfo, MatrixShape
-from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, Tile
+from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, Tile, TileNumbers
 
 # Rows of a batch that a workgroup takes at once. With more, CPU drivers take seconds to compile a
 # kernel, and Intel's GPUs spill registers.
@@ -76,12 +76,27 @@ class Tuning:
     @property
     def rounds_factors(self) -> bool:
         """Say whether tiles are of f16: both factors of their products are rounded."""
-        return self.half_tiles or self.matrix_tile is not None
+        return self.tile_numbers != "f32"
+
+    @property
+    def tile_numbers(self) -> TileNumbers:
+        """Return what tiles multiply, but those of routers."""
+        if self.matrix_tile is not None:
+            return "matrix"
+        return "f16" if self.half_tiles else "f32"
+
+    def with_numbers(self, numbers: TileNumbers) -> Tuning:
+        """Return the tuning whose tiles multiply these numbers, or the next of TileNumbers."""
+        return replace(
+            self,
+            matrix_tile=self.matrix_tile if numbers == "matrix" else None,
+            half_tiles=self.half_tiles and numbers != "f32",
+        )
 
     @property
     def exact(self) -> Tuning:
         """Return the tuning without products of f16."""
-        return replace(self, half_tiles=False, matrix_tile=None)
+        return self.with_numbers("f32")
 
     @property
     def reduce_suffix(self) -> str:
@@ -273,20 +288,20 @@ def _tile(device: DeviceInfo) -> Tile:
 def matrix_tile(device: DeviceInfo) -> Tile | None:
     """Choose the shape of tiles that matrix units multiply; None where the device has none for f16.
 
-    A subgroup has 64 rows by 64 columns, less where lanes have 128 registers (Intel) or on CPUs,
-    which only compare. Pipelines have the size of subgroups that the driver reports.
+    A subgroup has 64 rows by 64 columns, or by 32 where it is half as large; on CPUs, which only
+    compare, one matrix by two. Intel's compiler spills registers where a subgroup has more than one
+    or two matrices, and then gains nothing. Pipelines have the size of subgroups that the driver
+    reports.
     """
     shape = next((s for s in device.half_shapes if _fits_chunks(s)), None)
-    if shape is None or not device.takes_subgroup_size:
+    registers = device.is_cpu or _has_many_registers(device)
+    if shape is None or not registers or not device.takes_subgroup_size:
         return None
     size = device.subgroup_size
     if device.is_cpu:
         workgroup_size, dots, columns = 4 * size, shape.rows, 2 * shape.columns
-    elif _has_many_registers(device):
-        workgroup_size, dots, columns = 256, 64, size
     else:
-        size = device.subgroup_range[0]
-        workgroup_size, dots, columns = 128, 32, 2 * size
+        workgroup_size, dots, columns = 256, 64, size
     tile = Tile(workgroup_size, workgroup_size, dots, columns, *shape[:3], size)
     limits = device.limits
     fits = tile.shared_bytes <= limits.max_shared_memory

@@ -27,7 +27,7 @@ from vkmoe.cpu.variants import has_cpu
 from vkmoe.experts.records.keeper import write_whole
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import spirv_folder
-from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, MatvecFamily
+from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, MatvecFamily, TileNumbers
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.placement.typed_json import plain, typed
 from vkmoe.quants import HAS_KERNEL
@@ -35,6 +35,7 @@ from vkmoe.quants import HAS_KERNEL
 log = logging.getLogger("vkmoe")
 Kind = Literal["tuning", "speeds", "canary"]
 VERSIONS: dict[Kind, int] = {"tuning": 1, "speeds": 2, "canary": 1}
+TILES_MEASURED = "matmul.q4_k"  # the kernel that stands for all that multiply tiles
 MAX_BYTES = 1 << 20  # of a file, which has some hundred bytes for each kernel
 T = TypeVar("T")
 
@@ -117,12 +118,14 @@ def _identity(device: DeviceInfo, what: Kind) -> dict[str, Any]:
 
 
 def _fingerprint(suffix: str) -> str:
-    """Hash the compiled kernels that a mapping launches."""
+    """Hash the compiled kernels that a mapping launches, and those of tiles that are measured."""
     sums = hashlib.sha256()
     for family in (*get_args(MatvecFamily), *KEEPING.values()):
         for kind in sorted(HAS_KERNEL):
             path = spirv_folder() / f"{family}.{kind.lower()}{suffix}.spv"
             sums.update(path.read_bytes() if path.exists() else b"-")
+    for path in sorted(spirv_folder().glob(f"{TILES_MEASURED}*.spv")):
+        sums.update(path.read_bytes())
     return sums.hexdigest()[:16]
 
 
@@ -141,10 +144,19 @@ class Measured(NamedTuple):
     gain: float
 
 
+class MeasuredTiles(NamedTuple):
+    """Holds what tiles multiply: by the table, what was measured to be best, and its gain."""
+
+    table: TileNumbers
+    best: TileNumbers
+    gain: float
+
+
 class _Tunings(NamedTuple):
     """Is what a file of tunings has."""
 
     kernels: tuple[Measured, ...]
+    tiles: MeasuredTiles | None = None
 
 
 class Recalled(NamedTuple):
@@ -152,6 +164,7 @@ class Recalled(NamedTuple):
 
     measured: tuple[Measured, ...] = ()
     note: str = ""
+    tiles: MeasuredTiles | None = None
 
     @property
     def changes(self) -> tuple[Measured, ...]:
@@ -173,25 +186,30 @@ def tuning_for(device: DeviceInfo, source: TuningSource) -> Tuning:
 
 
 def with_measured(device: DeviceInfo, recalled: Recalled) -> Tuning:
-    """Return the table's tuning with the launches that were measured to be better."""
+    """Return the table's tuning with the launches and tiles that were measured to be better."""
     launches = tuple((item.kernel, item.best) for item in recalled.changes)
-    return replace(choose_tuning(device), launches=launches)
+    tuning = replace(choose_tuning(device), launches=launches)
+    return tuning.with_numbers(recalled.tiles.best) if recalled.tiles else tuning
 
 
-def remember(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
+def remember(
+    device: DeviceInfo, measured: Sequence[Measured], tiles: MeasuredTiles | None = None
+) -> Path:
     """Write what was measured in place of what was remembered. Raises OSError."""
     rounded = (item._replace(gain=round(item.gain, 4)) for item in sorted(measured))
-    return write(device, "tuning", _Tunings(tuple(rounded)))
+    return write(device, "tuning", _Tunings(tuple(rounded), tiles))
 
 
 def recall(device: DeviceInfo) -> Recalled:
     """Read what is remembered of a device. Never raises for what a file holds."""
     path, tuning = remembered_path(device), choose_tuning(device)
     try:
-        found = read(device, "tuning", _Tunings).kernels
-        for item in found:
+        found = read(device, "tuning", _Tunings)
+        for item in found.kernels:
             _check(item, tuning, device)
-        return Recalled(found)
+        if found.tiles is not None and found.tiles.table != tuning.tile_numbers:
+            raise Misfit("vkmoe's own table has changed since")
+        return Recalled(found.kernels, tiles=found.tiles)
     except FileNotFoundError:
         return Recalled()
     except OSError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MARGIN = 0.03  # by which a newcomer must be faster, besides what the times scatter
 # What a timed case reads: of GPUs enough workgroups for any; caches are flushed before each run.
 CPU_BYTES, GPU_BYTES, FLUSH_BYTES = 1 << 20, 32 << 20, 256 << 20
+T = TypeVar("T")
 LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 5, 25, 0.25  # of the launches of one class
 
 
@@ -62,8 +63,8 @@ def candidates(tuning: Tuning, kernel: KernelClass, device: Device) -> list[Laun
     return list(dict.fromkeys((base, *allowed)))
 
 
-def choose(times: Mapping[Launch, Sequence[float]], table: Launch) -> tuple[Launch, float]:
-    """Choose the fastest launch by its median, and the share of the table's time that it saves.
+def choose(times: Mapping[T, Sequence[float]], table: T) -> tuple[T, float]:
+    """Choose the fastest by its median, and say what share of the table's time it saves.
 
     It must save more than MARGIN and half of what the middle half of the times spreads over.
     """

@@ -18,13 +18,14 @@ from vkmoe.option_fields import option
 if TYPE_CHECKING:
     from vkmoe.facts import DeviceInfo
     from vkmoe.gpu.device import Device
-    from vkmoe.placement.remembered import Measured
+    from vkmoe.placement.remembered import Measured, MeasuredTiles
     from vkmoe.selftest.matrices import Works
 
 NO_NEED = (
     "the CPU needs no tuning: ggml's kernels are launched in one way, with a thread for each "
     "physical core ({n} here); `-t` asks for more or fewer, `vkmoe bench decode -t` measures that"
 )
+_NUMBERS = {"matrix": "f16 on matrix units", "f16": "f16", "f32": "f32"}
 SECONDS = 14.0  # after which no more kernels are begun; one takes a few at most
 
 
@@ -72,6 +73,7 @@ def tune(
 def _tune(device: Device, works: Works, again: bool) -> None:
     """Measure what is not known yet, remember it and print all. Raises VkmoeError."""
     from vkmoe.placement.remembered import recall
+    from vkmoe.selftest.tiles import measure_tiles
 
     info = device.info
     recalled = recall(info)
@@ -79,11 +81,16 @@ def _tune(device: Device, works: Works, again: bool) -> None:
         note(recalled.note)
     known = {item.kernel: item for item in recalled.measured}
     todo = {kernel: work for kernel, work in works.items() if again or kernel not in known}
+    tiles = recalled.tiles
+    if again or tiles is None:
+        tiles = measure_tiles(device)
     found = _measured(device, todo)
     new = {item.kernel: item for item in found if item is not None}
     known |= new
-    if new:
-        note(f"remembered in {_remembered(info, list(known.values()))}")
+    if new or tiles != recalled.tiles:
+        note(f"remembered in {_remembered(info, list(known.values()), tiles)}")
+    if tiles is not None:
+        typer.echo(tiles_line(tiles))
     for line in tuning_lines([known[kernel] for kernel in works if kernel in known]):
         typer.echo(line)
     if not todo:
@@ -120,17 +127,28 @@ def _measured(device: Device, todo: Works) -> list[Measured | None]:
     return found
 
 
-def _remembered(device: DeviceInfo, measured: Sequence[Measured]) -> Path:
+def _remembered(
+    device: DeviceInfo, measured: Sequence[Measured], tiles: MeasuredTiles | None
+) -> Path:
     from vkmoe.placement.remembered import remember, remembered_path
 
     try:
-        return remember(device, measured)
+        return remember(device, measured, tiles)
     except OSError as error:
         raise VkmoeError(
             f"what was measured could not be written to {remembered_path(device)}: "
             f"{error.strerror}",
             "let XDG_CACHE_HOME name a folder where you may write",
         ) from error
+
+
+def tiles_line(tiles: MeasuredTiles) -> str:
+    """Say what tiles of prompts multiply, and whether vkmoe would have chosen it by itself."""
+    if tiles.best == tiles.table:
+        return f"tiles of prompts multiply {_NUMBERS[tiles.best]}, as by default"
+    why = f"it takes {tiles.gain:.0%} less time" if tiles.gain else "that computes wrongly here"
+    ways = f"{_NUMBERS[tiles.best]} in place of {_NUMBERS[tiles.table]}"
+    return f"tiles of prompts multiply {ways}: {why}"
 
 
 def tuning_lines(measured: Sequence[Measured]) -> Iterator[str]:
