@@ -34,7 +34,7 @@ F16_PROMPTS = 2e-2
 
 def rounding(engine: Engine, most: float) -> float:
     """What prompts may differ by, of the largest logit; `most` where they multiply in f32."""
-    return max(most, F16_PROMPTS) if engine.tuning.half_tiles else most
+    return max(most, F16_PROMPTS) if engine.tuning.rounds_factors else most
 
 
 def rows(engine: Engine, tokens: Sequence[int]) -> Rows:

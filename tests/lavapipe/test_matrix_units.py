@@ -39,18 +39,23 @@ def test_kernels_agree_with_their_twins(run_module: RunModule, family: str, kind
     assert cases and all(case["ok"] for case in cases), cases
 
 
+KERNELS, ENGINE = "tests/kernels/test_matmul.py", "tests/engine/test_batches.py"
+EVERY = ("-m", "")
+
+
 @pytest.mark.parametrize(
-    ("words", "chosen"),
+    "words",
     [
-        ((), "+matrix and any_batch and Q4_K and False"),
-        ((), "of_other_matrices"),
-        ((), "+matrix and overflows and Q6_K"),
-        pytest.param(("-m", ""), "+matrix or of_other_matrices", marks=pytest.mark.full),
+        (KERNELS, "-k", "+matrix and any_batch and Q4_K and False"),
+        (KERNELS, "-k", "of_other_matrices"),
+        (KERNELS, "-k", "+matrix and overflows and Q6_K"),
+        pytest.param((*EVERY, KERNELS, "-k", "+matrix or other_matrices"), marks=pytest.mark.full),
+        pytest.param((*EVERY, ENGINE, "-k", "tiles_of_f16"), marks=pytest.mark.full),
     ],
+    ids=lambda words: words[-1],
 )
 @pytest.mark.sample(2)
-def test_tests_of_kernels_pass(run_module: RunModule, words: tuple[str, ...], chosen: str) -> None:
-    """The law among them: bits depend on neither tile, place nor neighbours."""
-    tests = ("tests/kernels/test_matmul.py", "-k", chosen, *words)
-    printed = run_module("pytest", "-q", "-p", "no:cacheprovider", *tests)
+def test_tests_pass_there(run_module: RunModule, words: tuple[str, ...]) -> None:
+    """The law among them: bits depend on neither tile, place, neighbours nor cuts."""
+    printed = run_module("pytest", "-q", "-p", "no:cacheprovider", *words)
     assert re.search(r"^\d+ passed(, \d+ deselected)? in ", printed, re.MULTILINE), printed
