@@ -16,10 +16,10 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint LANE_DOTS = 4u;
 layout(constant_id = 2) const uint LANE_COLUMNS = 8u;
-layout(constant_id = 7) const uint BIASED = 0u;  // spans have biases
+layout(constant_id = 8) const uint BIASED = 0u;  // spans have biases
 #ifdef GATE_UP
-layout(constant_id = 8) const uint PASS = 0u;    // 0 both, 1 gate only, 2 up only
-layout(constant_id = 9) const uint ACTIVATION = 0u;
+layout(constant_id = 9) const uint PASS = 0u;    // 0 both, 1 gate only, 2 up only
+layout(constant_id = 10) const uint ACTIVATION = 0u;
 const uint N_PARTS = PASS == 0u ? 2u : 1u;
 #else
 const uint N_PARTS = 1u;

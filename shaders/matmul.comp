@@ -16,7 +16,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint LANE_DOTS = 4u;
 layout(constant_id = 2) const uint LANE_COLUMNS = 8u;
 #ifdef RESIDUAL
-layout(constant_id = 7) const uint ADDS = 1u; // to what y holds; else that is not read
+layout(constant_id = 8) const uint ADDS = 1u; // to what y holds; else that is not read
 #endif
 const uint N_PARTS = 1u;
 

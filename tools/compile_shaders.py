@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tomllib
@@ -117,6 +118,7 @@ def compile_variant(variant: Variant, shaders: Path, out: Path) -> None:
     """Compile and validate one variant; `out` appears only when both succeeded."""
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     variant.compile(shaders, partial)
+    partial.write_bytes(with_free_accesses(partial.read_bytes()))
     words = ["--target-env", TARGET_ENV, "--scalar-block-layout", str(partial)]
     run(TOOLS, "spirv-val", words, f"variant {variant.name}")
     os.replace(partial, out)
@@ -126,6 +128,41 @@ def compile_glsl(source: Path, out: Path, options: Sequence[str] = (), what: str
     """Compile a shader's text to SPIR-V. Raises ShaderError, which names it as `what`."""
     words = ["--quiet", "--target-env", TARGET_ENV, "-V", *options, "-o", str(out), str(source)]
     run(COMPILER, "glslangValidator", words, what or source.name)
+
+
+# Instructions that access memory: their code, and the word at which memory operands begin.
+ACCESSES = {61: 4, 62: 3, 4457: 6, 4458: 5}  # load, store; of cooperative matrices
+MEMORY_MODEL, VULKAN_MODEL = 14, 3
+ALIGNED, MAKE_AVAILABLE, MAKE_VISIBLE = 0x2, 0x8, 0x10  # bits of memory operands, in this order
+
+
+def with_free_accesses(spirv: bytes) -> bytes:
+    """Return a module whose accesses make nothing available or visible to other lanes.
+
+    In Vulkan's memory model, which cooperative matrices need, glslang has each access of shared
+    memory do so, and compilers then wait at each. It is enough that barriers do: such a shader must
+    call controlBarrier with gl_SemanticsMakeAvailable and gl_SemanticsMakeVisible.
+    """
+    words = struct.unpack(f"<{len(spirv) // 4}I", spirv)
+    made, at, in_model = list(words[:5]), 5, False
+    while at < len(words):
+        code, n_words = words[at] & 0xFFFF, words[at] >> 16
+        instruction = list(words[at : at + n_words])
+        in_model = in_model or (code == MEMORY_MODEL and instruction[2] == VULKAN_MODEL)
+        first = ACCESSES.get(code, n_words)
+        if in_model and first < n_words:
+            instruction = _free(instruction, first)
+        made += instruction
+        at += n_words
+    return struct.pack(f"<{len(made)}I", *made)
+
+
+def _free(instruction: list[int], first: int) -> list[int]:
+    """Return an access without the scopes in which it makes something available or visible."""
+    mask, operands = instruction[first], instruction[first + 1 :]
+    kept = operands[: 1 if mask & ALIGNED else 0]
+    changed = [*instruction[:first], mask & ~(MAKE_AVAILABLE | MAKE_VISIBLE), *kept]
+    return [(len(changed) << 16) | (changed[0] & 0xFFFF), *changed[1:]]
 
 
 @cache

@@ -14,10 +14,11 @@
 //   void store_products(uint row, uint column, float products[N_PARTS])   called for rows before n_rows only
 // Gives multiply_tile(n_rows, n_columns, n_blocks): all products of this workgroup's rows, from gl_WorkGroupID.y * TILE_ROWS
 // on, with columns [0, n_columns) of the tile. All arguments are the same in all lanes.
-layout(constant_id = 3) const uint MATRIX_ROWS = 16u;  // these four with MATRIX_TILES: what matrix units multiply at once
+layout(constant_id = 3) const uint MATRIX_ROWS = 16u;  // these five with MATRIX_TILES: what matrix units multiply at once
 layout(constant_id = 4) const uint MATRIX_COLUMNS = 16u;
 layout(constant_id = 5) const uint MATRIX_DEPTH = 16u;
 layout(constant_id = 6) const uint SUBGROUP_SIZE = 32u;
+layout(constant_id = 7) const uint LOADS_AHEAD = 1u;   // what the next step needs is loaded during a step
 
 #ifdef MATRIX_TILES
 const uint TILE_COLUMNS = LANE_DOTS * LANE_COLUMNS / SUBGROUP_SIZE;

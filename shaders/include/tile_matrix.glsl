@@ -3,9 +3,9 @@
 // the sums of LANE_DOTS rows by LANE_COLUMNS columns, in f32 matrices; it multiplies them by matrices from shared memory.
 //
 // Rows and columns are divided by units, powers of two, before they become f16. A unit brings the largest number of the first
-// chunk to 64 or more, below 128, and is raised where a later chunk has one of 2^15 or more; sums are then divided by as much,
-// which is exact. So nothing overflows, what is too small for f16 is below 2^-20 of the row's or column's largest number, and
-// a unit depends on its own row or column alone. vkmoe/kernels/matmul/twins.py bounds the error.
+// chunk to 16 or more, below 32. Where a later chunk has one of 2^15 or more, the largest of all chunks counts in its place,
+// and the products begin anew, once at most. So nothing overflows, what is too small for f16 is below 2^-18 of the row's or
+// column's largest number, and a unit depends on its own row or column alone. vkmoe/kernels/matmul/twins.py bounds the error.
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
@@ -16,7 +16,7 @@ const uint TILE_ROWS = TILE_DOTS / N_PARTS;
 const uint DOT_TEAMS = TILE_DOTS / LANE_DOTS;  // subgroups that share columns
 const uint ROW_MATRICES = LANE_DOTS / MATRIX_ROWS;
 const uint COLUMN_MATRICES = LANE_COLUMNS / MATRIX_COLUMNS;
-const uint FEW_MATRICES = (COLUMN_MATRICES + 1u) / 2u;  // of columns: all that tiles of few columns multiply
+const uint FEW_MATRICES = COLUMN_MATRICES < 4u ? COLUMN_MATRICES : COLUMN_MATRICES / 2u;  // that tiles of few columns multiply
 const uint N_MATRICES = ROW_MATRICES * COLUMN_MATRICES;
 const uint MATRIX_SIZE = MATRIX_ROWS * MATRIX_COLUMNS;
 
@@ -31,9 +31,8 @@ shared uvec4 w_tile[TILE_DOTS * LINE_SLICES];
 shared uvec4 x_tile[TILE_COLUMNS * LINE_SLICES];
 shared float staged[TILE_DOTS / SUBGROUP_SIZE * MATRIX_SIZE];  // a matrix of each subgroup
 shared float w_units[TILE_DOTS], x_units[TILE_COLUMNS];
-shared float w_factors[TILE_DOTS], x_factors[TILE_COLUMNS];  // what sums are multiplied by when units are raised
-shared uint x_peaks[TILE_COLUMNS];                           // the bits of floats
-shared uint is_raised[2];                                    // whether a unit is, in even and in odd steps
+shared uint x_peaks[TILE_COLUMNS];  // the bits of floats
+shared uint is_raised[2];           // whether a unit must be, in even and in odd turns
 
 #define SumMatrix coopmat<float, gl_ScopeSubgroup, MATRIX_ROWS, MATRIX_COLUMNS, gl_MatrixUseAccumulator>
 #define WeightMatrix coopmat<float16_t, gl_ScopeSubgroup, MATRIX_ROWS, MATRIX_DEPTH, gl_MatrixUseA>
@@ -41,26 +40,29 @@ shared uint is_raised[2];                                    // whether a unit i
 
 SumMatrix sums[N_MATRICES];
 
+// Barriers that make what was written to shared memory visible: in Vulkan's memory model, which cooperative matrices need, they
+// do so only if asked, and tools/compile_shaders.py keeps single accesses from it.
+const int SHARING = gl_SemanticsAcquireRelease | gl_SemanticsMakeAvailable | gl_SemanticsMakeVisible;
+void share() { controlBarrier(gl_ScopeWorkgroup, gl_ScopeWorkgroup, gl_StorageSemanticsShared, SHARING); }
+void share_in_subgroup() { controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, SHARING); }
+
 // ----- units -----
 
-// What a row or column is divided by, as it is multiplied by it, and the number that its next chunks must stay below.
+// The inverse of a unit, and the number that chunks must stay below.
 struct Scale {
     float inverse;
     float limit;
 };
 
-// The power of two that brings a number to 64 or more, below 128. Exponents of it and its inverse stay those of normal numbers.
-float unit_of(float peak) { return uintBitsToFloat((max(floatBitsToUint(peak) >> 23u, 7u) - 6u) << 23u); }
+// The power of two that brings a number to 16 or more, below 32. Exponents of it and its inverse stay those of normal numbers.
+float unit_of(float peak) { return uintBitsToFloat((max(floatBitsToUint(peak) >> 23u, 5u) - 4u) << 23u); }
 
 float inverse_of(float unit) { return uintBitsToFloat(0x7F000000u - floatBitsToUint(unit)); }
 
 Scale scale_of(float unit) { return Scale(inverse_of(unit), unit * 32768.0); }
 
-// before / after, where both are powers of two, and after is no less.
-float falling(float before, float after) {
-    const uint exponents = floatBitsToUint(after) - floatBitsToUint(before) >> 23u;
-    return uintBitsToFloat((127u - min(exponents, 127u)) << 23u);
-}
+// Whether a chunk with this peak needs a larger unit. None would do for what is infinite.
+bool rises(float peak, Scale scale) { return peak >= scale.limit && floatBitsToUint(peak) < 0x7F800000u; }
 
 float peak_of(vec4 numbers) {
     const vec4 sizes = abs(numbers);
@@ -93,7 +95,9 @@ void load_step(WeightRow row, uint x_starts[LANE_SLICES], uint n_blocks, uint st
 
 uint two_halves(vec2 numbers) { return packFloat2x16(f16vec2(numbers)); }
 
-uvec4 slice_of(vec4 first, vec4 last) {
+uvec4 slice_of(vec4 first, vec4 last, float inverse) {
+    first *= inverse;
+    last *= inverse;
     return uvec4(two_halves(first.xy), two_halves(first.zw), two_halves(last.xy), two_halves(last.zw));
 }
 
@@ -103,54 +107,24 @@ uint team_column() { return gl_SubgroupID / DOT_TEAMS * LANE_COLUMNS; }
 uint matrix_dot(uint m) { return team_dot() + m % ROW_MATRICES * MATRIX_ROWS; }
 uint matrix_column(uint m) { return team_column() + m / ROW_MATRICES * MATRIX_COLUMNS; }
 
-// The next matrix of sums comes to the front: registers have no index. After N_MATRICES turns all are where they were.
-void turn_sums() {
-    const SumMatrix first = sums[0];
-    [[unroll]] for (uint i = 1u; i < N_MATRICES; ++i) sums[i - 1u] = sums[i];
-    sums[N_MATRICES - 1u] = first;
-}
-
-void multiply_sums() {
-    const uint staging = gl_SubgroupID * MATRIX_SIZE;
-    [[dont_unroll]] for (uint m = 0u; m < N_MATRICES; ++m) {
-        subgroupBarrier();  // what was staged before has been read
-        for (uint i = gl_SubgroupInvocationID; i < MATRIX_SIZE; i += SUBGROUP_SIZE)
-            staged[staging + i] = w_factors[matrix_dot(m) + i % MATRIX_ROWS] * x_factors[matrix_column(m) + i / MATRIX_ROWS];
-        subgroupBarrier();
-        SumMatrix factors;
-        coopMatLoad(factors, staged, staging, MATRIX_ROWS, gl_CooperativeMatrixLayoutColumnMajor);
-        sums[0] *= factors;
-        turn_sums();
+// Raises the units of rows and columns that have these peaks and need it, or of all.
+void raise_units(float w_peak, float x_peak[LANE_SLICES], bool all, inout Scale w_scale, inout Scale x_scales[LANE_SLICES]) {
+    if (all || rises(w_peak, w_scale)) {
+        w_scale = scale_of(unit_of(w_peak));
+        w_units[gl_LocalInvocationIndex] = unit_of(w_peak);
     }
-}
-
-// Raises the units of rows and columns whose next chunk needs it, and of all before the first step.
-void raise_units(float w_peak, StepInput loaded, bool is_first, inout Scale w_scale, inout Scale x_scales[LANE_SLICES]) {
-    if (is_first || w_peak >= w_scale.limit) {
-        const float unit = unit_of(w_peak);
-        w_factors[gl_LocalInvocationIndex] = is_first ? 1.0 : falling(inverse_of(w_scale.inverse), unit);
-        w_units[gl_LocalInvocationIndex] = unit;
-        w_scale = scale_of(unit);
-    } else {
-        w_factors[gl_LocalInvocationIndex] = 1.0;
-    }
-    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
-        const float peak = max(peak_of(loaded.x[SLICE_VEC4S * i]), peak_of(loaded.x[SLICE_VEC4S * i + 1u]));
-        atomicMax(x_peaks[brought_column(i)], floatBitsToUint(peak));
-    }
-    barrier();
-    float units[LANE_SLICES];
+    // Several lanes bring a column's chunk.
+    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) atomicMax(x_peaks[brought_column(i)], floatBitsToUint(x_peak[i]));
+    share();
     [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
         const uint column = brought_column(i);
-        const float peak = uintBitsToFloat(x_peaks[column]), before = inverse_of(x_scales[i].inverse);
-        const bool rises = is_first || peak >= x_scales[i].limit;
-        units[i] = rises ? unit_of(peak) : before;
-        x_factors[column] = is_first ? 1.0 : falling(before, units[i]);
-        x_units[column] = units[i];
-        x_scales[i] = scale_of(units[i]);
+        const float peak = uintBitsToFloat(x_peaks[column]);
+        if (all || rises(peak, x_scales[i])) {
+            x_scales[i] = scale_of(unit_of(peak));
+            x_units[column] = unit_of(peak);
+        }
     }
-    barrier();
-    if (!is_first) multiply_sums();
+    share();
     [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) x_peaks[brought_column(i)] = 0u;
 }
 
@@ -171,13 +145,20 @@ void add_step(const uint n_column_matrices) {
     }
 }
 
+// The next matrix of sums comes to the front: registers have no index. After N_MATRICES turns all are where they were.
+void turn_sums() {
+    const SumMatrix first = sums[0];
+    [[unroll]] for (uint i = 1u; i < N_MATRICES; ++i) sums[i - 1u] = sums[i];
+    sums[N_MATRICES - 1u] = first;
+}
+
 void store_sums(uint n_rows, uint n_columns) {
     const uint staging = gl_SubgroupID * MATRIX_SIZE;
     [[dont_unroll]] for (uint m = 0u; m < N_MATRICES; ++m) {
-        subgroupBarrier();  // what was staged before has been read
+        share_in_subgroup();  // what was staged before has been read
         coopMatStore(sums[0], staged, staging, MATRIX_ROWS, gl_CooperativeMatrixLayoutColumnMajor);
         turn_sums();
-        subgroupBarrier();
+        share_in_subgroup();
         for (uint i = gl_SubgroupInvocationID * N_PARTS; i < MATRIX_SIZE; i += SUBGROUP_SIZE * N_PARTS) {
             const uint dot = matrix_dot(m) + i % MATRIX_ROWS, column = matrix_column(m) + i / MATRIX_ROWS;
             const uint row = gl_WorkGroupID.y * TILE_ROWS + dot / N_PARTS;
@@ -202,39 +183,60 @@ void multiply_tile(uint n_rows, uint n_columns, uint n_blocks) {
     }
     is_raised[0] = 1u;
     is_raised[1] = 0u;
-    [[unroll]] for (uint i = 0u; i < N_MATRICES; ++i) sums[i] = SumMatrix(0.0);
-    StepInput loaded;
-    load_step(row, x_starts, n_blocks, 0u, loaded);
 #ifdef HAS_CODE_BOOK
     fill_code_book();
+    share();
 #endif
     const uint n_steps = n_blocks * BLOCK_CHUNKS;
     const uint n_own = n_columns - min(n_columns, team_column());  // columns of this subgroup and behind it
-    [[dont_unroll]] for (uint step_index = 0u; step_index < n_steps; ++step_index) {
-        vec4 w[CHUNK_VEC4S];
-        unpack_weights(loaded.chunk, step_index / BLOCK_CHUNKS, step_index % BLOCK_CHUNKS, w);
-        float w_peak = peak_of(w[0]);
-        [[unroll]] for (uint i = 1u; i < CHUNK_VEC4S; ++i) w_peak = max(w_peak, peak_of(w[i]));
-        bool rises = w_peak >= w_scale.limit;
-        [[unroll]] for (uint i = 0u; i < LANE_SLICES * SLICE_VEC4S; ++i)
-            rises = rises || peak_of(loaded.x[i]) >= x_scales[i / SLICE_VEC4S].limit;
-        if (rises) is_raised[step_index & 1u] = 1u;
-        barrier();  // the last step's tile has been read
-        if (is_raised[step_index & 1u] != 0u) raise_units(w_peak, loaded, step_index == 0u, w_scale, x_scales);
-        is_raised[~step_index & 1u] = 0u;
-        [[unroll]] for (uint i = 0u; i < CHUNK_SLICES; ++i)
-            w_tile[gl_LocalInvocationIndex * LINE_SLICES + i] = slice_of(w[2u * i] * w_scale.inverse, w[2u * i + 1u] * w_scale.inverse);
-        [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
-            const float inverse = x_scales[i].inverse;
-            x_tile[brought_column(i) * LINE_SLICES + brought_slice()] = slice_of(loaded.x[2u * i] * inverse, loaded.x[2u * i + 1u] * inverse);
+    StepInput loaded;
+    float w_peak = 0.0, x_peak[LANE_SLICES];  // of the chunks that were loaded, as far as this lane brings them
+    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) x_peak[i] = 0.0;
+    uint turn = 0u;
+    bool is_first = true;
+    [[dont_unroll]] for (;;) {
+        bool only_peaks = false;
+        [[unroll]] for (uint i = 0u; i < N_MATRICES; ++i) sums[i] = SumMatrix(0.0);
+        if (LOADS_AHEAD != 0u) load_step(row, x_starts, n_blocks, 0u, loaded);
+        [[dont_unroll]] for (uint step_index = 0u; step_index < n_steps; ++step_index) {
+            if (LOADS_AHEAD == 0u) load_step(row, x_starts, n_blocks, step_index, loaded);
+            vec4 w[CHUNK_VEC4S];
+            unpack_weights(loaded.chunk, step_index / BLOCK_CHUNKS, step_index % BLOCK_CHUNKS, w);
+            [[unroll]] for (uint i = 0u; i < CHUNK_VEC4S; ++i) w_peak = max(w_peak, peak_of(w[i]));
+            bool any_rises = rises(w_peak, w_scale);
+            [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
+                [[unroll]] for (uint k = 0u; k < SLICE_VEC4S; ++k)
+                    x_peak[i] = max(x_peak[i], peak_of(loaded.x[SLICE_VEC4S * i + k]));
+                any_rises = any_rises || rises(x_peak[i], x_scales[i]);
+            }
+            if (!only_peaks) {
+                if (any_rises) is_raised[turn] = 1u;
+                share();  // the last step's tile has been read
+                only_peaks = is_raised[turn] != 0u;
+                turn ^= 1u;
+                is_raised[turn] = 0u;
+                if (only_peaks && is_first) break;
+            }
+            if (!only_peaks) {
+                [[unroll]] for (uint i = 0u; i < CHUNK_SLICES; ++i)
+                    w_tile[gl_LocalInvocationIndex * LINE_SLICES + i] = slice_of(w[2u * i], w[2u * i + 1u], w_scale.inverse);
+                [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
+                    const uint place = brought_column(i) * LINE_SLICES + brought_slice();
+                    x_tile[place] = slice_of(loaded.x[2u * i], loaded.x[2u * i + 1u], x_scales[i].inverse);
+                }
+                share();
+            }
+            if (LOADS_AHEAD != 0u && step_index + 1u < n_steps) load_step(row, x_starts, n_blocks, step_index + 1u, loaded);
+            if (only_peaks) continue;
+            if (FEW_MATRICES < COLUMN_MATRICES && n_own > FEW_MATRICES * MATRIX_COLUMNS) {
+                add_step(COLUMN_MATRICES);
+            } else if (LOADS_AHEAD == 0u || n_own > 0u) {
+                add_step(FEW_MATRICES);
+            }
         }
-        barrier();
-        if (step_index + 1u < n_steps) load_step(row, x_starts, n_blocks, step_index + 1u, loaded);
-        if (n_own > FEW_MATRICES * MATRIX_COLUMNS) {
-            add_step(COLUMN_MATRICES);
-        } else if (n_own > 0u) {
-            add_step(FEW_MATRICES);
-        }
+        if (!only_peaks) break;
+        raise_units(w_peak, x_peak, is_first, w_scale, x_scales);
+        is_first = false;
     }
     store_sums(n_rows, n_columns);  // its barriers are for all subgroups: lavapipe stops at others
 }

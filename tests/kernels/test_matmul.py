@@ -45,6 +45,8 @@ class Hard(Batch):
             lambda x: np.full_like(x, 1.0 + 2.0**-11),  # halfway between two
             lambda x: np.where(which % 64 < 33, 0.0, x),
             lambda x: np.abs(x),
+            lambda x: np.where(which >= n_values - 40, 1e7 * x, x),  # late, and more than once
+            lambda x: np.where(which < 32, 1e-3 * x, np.exp2(which / 16.0) * x),
         )
         made = [makes[row % len(makes)](x) for row, x in zip(self.rows, drawn, strict=True)]
         return np.array(made, np.float32)
@@ -153,7 +155,7 @@ def test_nothing_overflows_in_f16_and_errors_are_bounded(
     Where the device has no float16, the mappings take turns.
     """
     tuning = tuning or tuning_of(kind, 0)
-    batch = Hard(tuple(range(14)))
+    batch = Hard(tuple(range(18)))
     MatmulCase(tuning, ((kind, 33),), 512, batch, n_heads=2).run(runner).verify()
 
 
@@ -175,6 +177,17 @@ def test_a_row_has_the_same_bits_in_any_batch(
             numbers[place] = 7
             found = words(runner, replace(alone, batch=rows(*numbers, spare=n % 3)))
             np.testing.assert_array_equal(found[45 * place : 45 * (place + 1)], wanted)
+
+
+@by_mapping
+def test_hard_neighbours_change_no_bit(runner: Runner, tuning: Tuning) -> None:
+    """Where scales must fit the numbers of one row, those of others stay as they are."""
+    numbers = tuple(range(18))
+    case = MatmulCase(tuning, (("Q4_K", 33),), 512, Hard(numbers))
+    together = words(runner, case)[:-1].reshape(len(numbers), 33)
+    for i in (0, 4, 6, 7, 8):
+        alone = words(runner, replace(case, batch=Hard((i,))))[:-1]
+        np.testing.assert_array_equal(together[i], alone)
 
 
 @by_mapping
@@ -226,11 +239,11 @@ def test_a_tile_of_another_shape_leaves_the_same_bits(
 def test_a_tile_of_other_matrices_leaves_the_same_bits(
     runner: Runner, forms: tuple[int, int, int], n: int
 ) -> None:
-    """Matrices of a subgroup, by rows and columns, and how many subgroups there are."""
+    """Matrices of a subgroup, by rows and columns, how many subgroups, and what is loaded ahead."""
     usual, (n_rows, n_columns, n_subgroups) = MATRIX.tile, forms
     size = n_subgroups * usual.subgroup_size
     of_subgroup = n_rows * usual.matrix_rows, n_columns * usual.matrix_columns
-    other = Tile(size, size, *of_subgroup, *usual[4:])
+    other = Tile(size, size, *of_subgroup, *usual[4:8], 1 - usual.loads_ahead)
     assert other != usual
     compare_bits(runner, MATRIX, replace(MATRIX, matrix_tile=other), n)
 

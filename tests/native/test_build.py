@@ -8,6 +8,7 @@ import time
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tools import compile_shaders
@@ -132,6 +133,45 @@ def test_another_compiler_compiles_anew(shaders, tmp_path, monkeypatch):
     assert compile_shaders.compile_all(shaders, tmp_path) == 2
     monkeypatch.setattr(compile_shaders, "version", lambda package: "another")
     assert compile_shaders.compile_all(shaders, tmp_path) == 2
+
+
+SHARING = """#version 460
+#extension GL_KHR_memory_scope_semantics : require
+PRAGMA
+layout(local_size_x = 64) in;
+layout(set = 0, binding = 0) buffer Words { uint words[]; };
+shared uvec4 kept[64];
+void main() {
+    kept[gl_LocalInvocationIndex] = uvec4(words[gl_LocalInvocationIndex]);
+    barrier();
+    words[gl_LocalInvocationIndex] = kept[63u - gl_LocalInvocationIndex].y;
+}
+"""
+
+
+def visible_accesses(spirv: bytes) -> int:
+    """Count the loads and stores that make something available or visible."""
+    words, at, found = np.frombuffer(spirv, np.uint32), 5, 0
+    while at < len(words):
+        code, n_words = int(words[at] & 0xFFFF), int(words[at] >> 16)
+        first = {61: 4, 62: 3}.get(code, n_words)
+        found += first < n_words and bool(words[at + first] & 0x18)
+        at += n_words
+    return found
+
+
+@pytest.mark.parametrize("in_model", [True, False])
+def test_accesses_are_free_of_vulkans_memory_model(tmp_path, in_model):
+    """What remains is valid; modules of the other model stay as they are."""
+    source, out = tmp_path / "sharing.comp", tmp_path / "sharing.spv"
+    source.write_text(SHARING.replace("PRAGMA", "#pragma use_vulkan_memory_model" * in_model))
+    compile_shaders.compile_glsl(source, out)
+    before = out.read_bytes()
+    out.write_bytes(compile_shaders.with_free_accesses(before))
+    assert (visible_accesses(before) > 0) == (out.read_bytes() != before) == in_model
+    assert visible_accesses(out.read_bytes()) == 0
+    words = ["--target-env", compile_shaders.TARGET_ENV, str(out)]
+    compile_shaders.run(compile_shaders.TOOLS, "spirv-val", words, "sharing")
 
 
 @pytest.mark.parametrize(

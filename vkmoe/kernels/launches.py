@@ -58,6 +58,7 @@ class Tile(NamedTuple):
     matrix_columns: int = 0
     matrix_depth: int = 0
     subgroup_size: int = 0  # that pipelines must have; 0: what the driver chooses
+    loads_ahead: int = 0  # 1: what the next step needs is loaded during a step, in more registers
 
     @property
     def columns(self) -> int:

@@ -288,21 +288,27 @@ def _tile(device: DeviceInfo) -> Tile:
 def matrix_tile(device: DeviceInfo) -> Tile | None:
     """Choose the shape of tiles that matrix units multiply; None where the device has none for f16.
 
-    A subgroup has 64 rows by 64 columns, or by 32 where it is half as large; on CPUs, which only
-    compare, one matrix by two. Intel's compiler spills registers where a subgroup has more than one
-    or two matrices, and then gains nothing. Pipelines have the size of subgroups that the driver
-    reports.
+    A subgroup has 64 rows by 64 columns, or by 32 where it is half as large. Where lanes have 128
+    registers (Intel) it has two matrices by two, and loads nothing ahead: with more its compiler
+    spills. With subgroups of 8 that is no more for an instruction than tiles of f32 compute. On
+    CPUs, which only compare, it has one by two. Pipelines have the size of subgroups that the
+    driver reports, of Intel's the least.
     """
     shape = next((s for s in device.half_shapes if _fits_chunks(s)), None)
-    registers = device.is_cpu or _has_many_registers(device)
-    if shape is None or not registers or not device.takes_subgroup_size:
+    if shape is None or not device.takes_subgroup_size:
         return None
     size = device.subgroup_size
     if device.is_cpu:
-        workgroup_size, dots, columns = 4 * size, shape.rows, 2 * shape.columns
+        form = 4 * size, shape.rows, 2 * shape.columns
+    elif _has_many_registers(device):
+        form = 256, 64, size
     else:
-        workgroup_size, dots, columns = 256, 64, size
-    tile = Tile(workgroup_size, workgroup_size, dots, columns, *shape[:3], size)
+        size, form = device.subgroup_range[0], (128, 2 * shape.rows, 2 * shape.columns)
+        if size < 16:
+            return None
+    workgroup_size, dots, columns = form
+    ahead = int(device.is_cpu or _has_many_registers(device))
+    tile = Tile(workgroup_size, workgroup_size, dots, columns, *shape[:3], size, ahead)
     limits = device.limits
     fits = tile.shared_bytes <= limits.max_shared_memory
     return tile if fits and workgroup_size <= limits.max_workgroup_invocations else None

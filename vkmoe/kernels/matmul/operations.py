@@ -31,7 +31,8 @@ _MATMUL_PUSH = (
     "u32:y_offset u32:y_stride"
 )
 _TILE = (
-    "workgroup_size lane_dots lane_columns matrix_rows matrix_columns matrix_depth subgroup_size"
+    "workgroup_size lane_dots lane_columns "
+    "matrix_rows matrix_columns matrix_depth subgroup_size loads_ahead"
 )
 _OF_EXPERT = "u32:n_rows u32:row_bytes u32:n_blocks u32:x_stride u32:round_index u32:pairs_of_x"
 MATMUL = kernel("matmul", "r:x w:y r:params", _MATMUL_PUSH, _TILE)

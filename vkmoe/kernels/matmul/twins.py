@@ -49,15 +49,15 @@ def matrix_bound(weights: Floats, x: Floats) -> NDArray[np.float64]:
     """Bound the error of x @ weights^T on matrix units (tile_matrix.glsl): [n, n_rows].
 
     Say S is the sum of |w * x|, u = 2^-11, W and X the largest |w| and |x| of a row and a column.
-    Divided by units of at most W / 64 and X / 64, w and x are rounded by u of each, or flushed by
-    2^-14 of the unit: 2 u S + 2^-20 (W sum |x| + X sum |w|). Matrix units add in an order of their
+    Divided by units of at most W / 16 and X / 16, w and x are rounded by u of each, or flushed by
+    2^-14 of the unit: 2 u S + 2^-18 (W sum |x| + X sum |w|). Matrix units add in an order of their
     own, in f32 or a little less: 2^-22 S for each product at worst.
     """
     w, values = (np.abs(each.astype(np.float64)) for each in (weights, x))
     flushed = np.outer(values.sum(1), w.max(1)) + np.outer(values.max(1), w.sum(1))
     of_sums = weights.shape[1] * 2.0**-22
     result: NDArray[np.float64] = (2.01 * HALF_UNIT + of_sums) * matmul(w, values)
-    return result + 2.0**-20 * flushed
+    return result + 2.0**-18 * flushed
 
 
 def expert_matmul(
