@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.gpu.invented import AMD, LAVAPIPE
-from vkmoe.facts import DeviceInfo
+from tests.gpu.invented import AMD, LAVAPIPE, with_matrix_units
+from vkmoe.facts import DeviceInfo, MatrixShape
 from vkmoe.gpu.device import Device
 from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.experts.cases import DownCase, GateUpCase
 from vkmoe.kernels.experts.spans import Use
 from vkmoe.kernels.launches import Tile
-from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, choose_tuning
+from vkmoe.kernels.tuning import Tuning, adds_over_subgroups, choose_tuning, matrix_tile
 from vkmoe.selftest.suite import compiled_variants, runnable
 
 KEPT = Use(4, 3, kept=(0, 2))
@@ -113,6 +113,31 @@ def test_tiles_are_of_f16_where_devices_multiply_it_and_have_registers() -> None
     amd, intel = gpu(64, 32, 64, takes_size=True), gpu(32, 8, 32, takes_size=True)
     assert halves(amd) and not halves(intel) and not halves(LAVAPIPE)
     assert not choose_tuning(amd).half_tiles, "it lacks the feature"
+
+
+def test_matrix_units_are_used_where_their_tiles_fit() -> None:
+    """In the forms that compilers take without spilling; Xe-HPG's gain nothing."""
+
+    def form(size: int, least: int, most: int, *shape: int) -> Tile | None:
+        device = with_matrix_units(gpu(size, least, most, takes_size=True))
+        return matrix_tile(replace(device, matrix_shapes=(MatrixShape(*shape, "f16", "f32"),)))
+
+    assert form(64, 32, 64, 16, 16, 16) == Tile(256, 256, 64, 64, 16, 16, 16, 64, 1)
+    assert form(32, 32, 32, 16, 8, 16) == Tile(256, 256, 64, 32, 16, 8, 16, 32, 1)
+    assert form(32, 16, 32, 8, 16, 16) == Tile(128, 128, 16, 32, 8, 16, 16, 16, 0)
+    assert form(32, 8, 32, 8, 8, 16) is None
+    assert form(32, 32, 32, 16, 16, 64) is None, "deeper than a chunk"
+    able = with_matrix_units(gpu(64, 32, 64, takes_size=True))
+    assert choose_tuning(able).tile_suffix == "+matrix"
+    for lacking in (
+        replace(able, matrix_shapes=()),
+        replace(able, takes_subgroup_size=False),
+        replace(able, features=able.features - {"memory_model"}),
+        replace(able, limits=replace(able.limits, max_shared_memory=32 << 10)),
+        replace(able, limits=replace(able.limits, max_workgroup_invocations=128)),
+    ):
+        assert matrix_tile(lacking) is None
+        assert choose_tuning(lacking).tile_suffix == "+half"
 
 
 def test_the_kernels_of_experts_are_made_with_the_required_size(runner: Runner) -> None:

@@ -222,7 +222,8 @@ def test_what_a_device_lacks_is_left_out(device: Device) -> None:
 def test_tunings_select_their_variant(device: Device) -> None:
     """On every kind of device, whatever its own tuning is."""
     with_units = with_matrix_units(device.info)
-    for info in (with_units, replace(with_units, type="discrete")):
+    gpu = replace(with_units, type="discrete", subgroup_size=32, subgroup_range=(32, 32))
+    for info in (with_units, gpu):
         for variant in compiled_variants():
             tuning = selecting(variant, choose_tuning(info), info, small=True)
             chosen_by = FAMILIES[variant.family].chosen_by

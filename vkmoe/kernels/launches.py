@@ -76,7 +76,7 @@ class Tile(NamedTuple):
         if self.subgroup_size == 0:
             return 4 * 32 * lines + LARGEST_BYTES
         sums = self.workgroup_size // self.subgroup_size * self.matrix_rows * self.matrix_columns
-        return 80 * lines + 4 * (2 * lines + self.columns + sums + 2) + LARGEST_BYTES
+        return 80 * lines + 4 * (lines + self.columns + sums + 2) + LARGEST_BYTES
 
     def __str__(self) -> str:
         return f"{self.dots} x {self.columns} by {self.workgroup_size}"
