@@ -22,6 +22,7 @@ MARGIN = 0.05  # a compiler's own release may cost this; a tenth more is a regre
 RDNA, GCN = ("navi31", "navi21", "gfx1150"), ("vega10", "polaris10")
 CODE_BYTES = 16 << 10  # half of the instruction cache that units of RDNA and GCN share
 OF_BATCH = " of a batch"
+ON_UNITS = " on matrix units"
 WIDE_HEADS = {"head_dim=256": " of wide heads", "head_dim=512": " of the widest heads"}
 BATCH_CODE_BYTES = 26 << 10  # eight columns, each with its sums and its stores: all of one cache
 
@@ -38,7 +39,8 @@ class Least(NamedTuple):
 # least 8 loads of 64 x 16 bytes a wave), seven times what Little's law asks of Vega 64 (484 GB/s
 # x 600 ns / 64 units, twice). What stores an expert too needs registers for where it lands. Tiles
 # have their reuse in registers: 2 waves on GCN, but for matrices of float32 in tiles of f16.
-# Eight columns of a batch fill them all.
+# Eight columns of a batch fill them all. On matrix units two waves of 64 lanes keep a unit busy:
+# one multiplies while the other unpacks.
 WAVES = {
     "matvec": Least(8, 2),
     "matvec_residual": Least(8, 2),
@@ -52,6 +54,10 @@ WAVES = {
     "matmul_residual": Least(6, 1),
     "expert_matmul_gate_up": Least(6, 1),
     "expert_matmul_down": Least(6, 1),
+    f"matmul{ON_UNITS}": Least(4, 1),
+    f"matmul_residual{ON_UNITS}": Least(4, 1),
+    f"expert_matmul_gate_up{ON_UNITS}": Least(4, 1),
+    f"expert_matmul_down{ON_UNITS}": Least(4, 1),
     "attention": Least(4, 4),
     "attention of wide heads": Least(4, 3),
     "attention of the widest heads": Least(4, 2),  # more have no room in shared memory
@@ -105,7 +111,7 @@ def kernel_of(row: Compiled) -> str:
     kernel = row.family.partition(".")[0]
     if kernel == "attention":
         kernel += next((kind for dims, kind in WIDE_HEADS.items() if f" {dims} " in row.name), "")
-    return kernel + of_batch
+    return kernel + of_batch + (ON_UNITS if "+matrix" in row.name else "")
 
 
 def beyond(rows: Iterable[Compiled], gpu: str) -> Iterator[str]:

@@ -19,7 +19,19 @@ from tools.gpu_drivers import GPUS, command, folder
 from tools.kernel_statistics import COLUMNS, LOADS, Compiled, _read_kept, compiled_for
 
 from .conftest import OF_EACH_MAKER
-from .limits import CODE_BYTES, GCN, RDNA, WAVES, Figures, beyond, figures, kernel_of, stored, worse
+from .limits import (
+    CODE_BYTES,
+    GCN,
+    ON_UNITS,
+    RDNA,
+    WAVES,
+    Figures,
+    beyond,
+    figures,
+    kernel_of,
+    stored,
+    worse,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -94,9 +106,29 @@ def test_no_family_needs_more_than_it_did(gpu: str, only: str) -> None:
 @pytest.mark.parametrize(("gpu", "only"), samples([*RDNA, *GCN]))
 def test_waves_fit_and_code_is_short(gpu: str, only: str) -> None:
     rows = compiled(gpu, only)
-    assert only or {kernel_of(row) for row in rows} >= WAVES.keys()
+    kernels = {kernel_of(row).removesuffix(ON_UNITS) for row in rows}
+    assert only or kernels >= {kernel.removesuffix(ON_UNITS) for kernel in WAVES}
     found = list(beyond(rows, gpu))
     assert not found, "\n".join(found)
+
+
+UNITS = {"navi31": "v_wmma", "gfx1150": "v_wmma", "anv-bmg": "dpas"}
+
+
+@pytest.mark.usefixtures("drivers")
+@pytest.mark.parametrize(
+    "gpu", [gpu if gpu == "navi31" else pytest.param(gpu, marks=pytest.mark.full) for gpu in UNITS]
+)
+def test_prompts_are_multiplied_by_matrix_instructions(gpu: str, tmp_path: Path) -> None:
+    """As many as a subgroup's matrices need for 32 weights, at least."""
+    (row,) = compiled_for(gpu, "expert_matmul_down.q4_k+matrix", tmp_path)
+    (assembly,) = tmp_path.iterdir()
+    numbers = {key: int(n) for key, _, n in (word.partition("=") for word in row.name.split()) if n}
+    n_matrices = (numbers["lane_dots"] // numbers["matrix_rows"]) * (
+        numbers["lane_columns"] // numbers["matrix_columns"]
+    )
+    text = assembly.read_text(encoding="utf-8")
+    assert text.count(UNITS[gpu]) >= n_matrices * 32 // numbers["matrix_depth"] >= 8
 
 
 @pytest.mark.full
