@@ -185,7 +185,7 @@ def test_hard_neighbours_change_no_bit(runner: Runner, tuning: Tuning) -> None:
     numbers = tuple(range(18))
     case = MatmulCase(tuning, (("Q4_K", 33),), 512, Hard(numbers))
     together = words(runner, case)[:-1].reshape(len(numbers), 33)
-    for i in (0, 4, 6, 7, 8):
+    for i in (3, 4, 7, 8, 12):
         alone = words(runner, replace(case, batch=Hard((i,))))[:-1]
         np.testing.assert_array_equal(together[i], alone)
 
