@@ -120,7 +120,9 @@ def test_matrix_units_are_used_where_their_tiles_fit() -> None:
 
     def form(size: int, least: int, most: int, *shape: int) -> Tile | None:
         device = with_matrix_units(gpu(size, least, most, takes_size=True))
-        return matrix_tile(replace(device, matrix_shapes=(MatrixShape(*shape, "f16", "f32"),)))
+        rows, columns, depth = shape
+        shapes = (MatrixShape(rows, columns, depth, "f16", "f32"),)
+        return matrix_tile(replace(device, matrix_shapes=shapes))
 
     assert form(64, 32, 64, 16, 16, 16) == Tile(256, 256, 64, 64, 16, 16, 16, 64, 1)
     assert form(32, 32, 32, 16, 8, 16) == Tile(256, 256, 64, 32, 16, 8, 16, 32, 1)
