@@ -214,7 +214,8 @@ def test_loads_by_address_are_wide_and_aligned(name: str) -> None:
 
 
 def tile_constants(tile: Tile) -> list[int]:
-    return [number for name, number in tile._asdict().items() if name != "dots"]
+    others = {"dots", "required_size"}
+    return [number for name, number in tile._asdict().items() if name not in others]
 
 
 def constants_of(name: str, tuning: Tuning) -> list[list[int]]:

@@ -124,9 +124,9 @@ def test_matrix_units_are_used_where_their_tiles_fit() -> None:
         shapes = (MatrixShape(rows, columns, depth, "f16", "f32"),)
         return matrix_tile(replace(device, matrix_shapes=shapes))
 
-    assert form(64, 32, 64, 16, 16, 16) == Tile(256, 256, 64, 64, 16, 16, 16, 64, 1)
+    assert form(64, 32, 64, 16, 16, 16) == Tile(256, 256, 64, 64, 16, 16, 16, 64, 1, 64)
     assert form(32, 32, 32, 16, 8, 16) == Tile(256, 256, 64, 32, 16, 8, 16, 32, 1)
-    assert form(32, 16, 32, 8, 16, 16) == Tile(128, 128, 16, 32, 8, 16, 16, 16, 0)
+    assert form(32, 16, 32, 8, 16, 16) == Tile(128, 128, 16, 32, 8, 16, 16, 16, 0, 16)
     assert form(32, 8, 32, 8, 8, 16) is None
     assert form(32, 32, 32, 16, 16, 64) is None, "deeper than a chunk"
     able = with_matrix_units(gpu(64, 32, 64, takes_size=True))

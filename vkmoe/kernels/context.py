@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vkmoe.gpu.program import Command, Dispatch, Program, Role
-from vkmoe.kernels.launches import Launch, Tile
+from vkmoe.kernels.launches import Launch
 from vkmoe.kernels.tuning import Tuning
 
 
@@ -37,6 +37,6 @@ class OpContext:
     def append(self, command: Command) -> None:
         self.program.append(command)
 
-    def launch(self, dispatch: Dispatch, launch: Launch | Tile) -> None:
+    def launch(self, dispatch: Dispatch, launch: Launch) -> None:
         """Append a dispatch whose pipeline has the launch's size of subgroups."""
         self.append(replace(dispatch, subgroup_size=launch.subgroup_size))

@@ -57,13 +57,19 @@ class Tile(NamedTuple):
     matrix_rows: int = 0  # this and the next two: of a MatrixShape; 0: no matrix units
     matrix_columns: int = 0
     matrix_depth: int = 0
-    subgroup_size: int = 0  # that pipelines must have; 0: what the driver chooses
+    subgroup_size: int = 0
     loads_ahead: int = 0  # 1: what the next step needs is loaded during a step, in more registers
+    required_size: int = 0  # of subgroups, where devices have several; 0: the driver's choice
 
     @property
     def columns(self) -> int:
         """Return how many rows of a batch, or pairs, a tile has at most."""
         return self.lane_dots * self.lane_columns // max(1, self.subgroup_size)
+
+    @property
+    def launch(self) -> Launch:
+        """Return how a kernel is launched that multiplies such tiles."""
+        return Launch(self.workgroup_size, self.dots, self.required_size)
 
     @property
     def shared_bytes(self) -> int:

@@ -295,7 +295,8 @@ def matrix_tile(device: DeviceInfo) -> Tile | None:
     driver reports, of Intel's the least.
     """
     shape = next((s for s in device.half_shapes if _fits_chunks(s)), None)
-    if shape is None or not device.takes_subgroup_size:
+    one_size = device.has_one_subgroup_size
+    if shape is None or not (one_size or device.takes_subgroup_size):
         return None
     size = device.subgroup_size
     if device.is_cpu:
@@ -308,7 +309,16 @@ def matrix_tile(device: DeviceInfo) -> Tile | None:
             return None
     workgroup_size, dots, columns = form
     ahead = int(device.is_cpu or _has_many_registers(device))
-    tile = Tile(workgroup_size, workgroup_size, dots, columns, *shape[:3], size, ahead)
+    tile = Tile(
+        workgroup_size,
+        workgroup_size,
+        dots,
+        columns,
+        *shape[:3],
+        size,
+        ahead,
+        0 if one_size else size,
+    )
     limits = device.limits
     fits = tile.shared_bytes <= limits.max_shared_memory
     return tile if fits and workgroup_size <= limits.max_workgroup_invocations else None

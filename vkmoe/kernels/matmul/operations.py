@@ -184,7 +184,7 @@ def _append_matmul(
             op.label,
             reads=(*(matrix.memory for matrix in group), *bias_range(bias, start, n_all)),
         ),
-        tile,
+        tile.launch,
     )
 
 
@@ -304,5 +304,5 @@ def _append_experts(
             op.label,
             reads=experts.memory,
         ),
-        tile,
+        tile.launch,
     )
