@@ -219,12 +219,13 @@ def plainer(tuning: Tuning) -> Iterator[Callable[[Tuning], Tuning]]:
     """Yield what makes kernels of a tuning plainer, for drivers that compile some wrongly.
 
     Each change does without something, those before others that change more kernels: measured
-    launches, products of f16, large tiles, several rows of a batch at once, subgroups in attention,
-    subgroups anywhere, the mapping itself. With the mapping "blocks" what has no subgroups has code
+    launches, matrix units, products of f16, large tiles, several rows of a batch at once, subgroups
+    in attention, subgroups anywhere, the mapping itself. With the mapping "blocks" what has no subgroups has code
     that CPU drivers take minutes to compile; there the other mapping comes before it.
     """
     without: tuple[dict[str, Any], ...] = (
         {"launches": ()},
+        {"matrix_tile": None},
         {"half_tiles": False},
         {"own_tile": None},
         {"most_columns": 1},
