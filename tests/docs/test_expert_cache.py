@@ -36,6 +36,8 @@ OTHERS = (
     "-t",
     "--cache-ram",
     "-cram",
+    "--canary",
+    "--no-canary",
 )  # not about experts
 TEXT = (ROOT / "docs" / "expert-cache.md").read_text()
 

@@ -220,8 +220,9 @@ def plainer(tuning: Tuning) -> Iterator[Callable[[Tuning], Tuning]]:
 
     Each change does without something, those before others that change more kernels: measured
     launches, matrix units, products of f16, large tiles, several rows of a batch at once, subgroups
-    in attention, subgroups anywhere, the mapping itself. With the mapping "blocks" what has no subgroups has code
-    that CPU drivers take minutes to compile; there the other mapping comes before it.
+    in attention, subgroups anywhere, the mapping itself. With the mapping "blocks" what has no
+    subgroups has code that CPU drivers take minutes to compile; there the other mapping comes
+    before it.
     """
     without: tuple[dict[str, Any], ...] = (
         {"launches": ()},

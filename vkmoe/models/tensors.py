@@ -554,7 +554,7 @@ class _Finder:
     def _scale(self, tensor: TensorInfo) -> TensorInfo | None:
         """Find what the weights of a matrix, or of each expert's, are multiplied by (NVFP4).
 
-        Another scale is for those who round the vectors that they multiply: vkmoe does not.
+        The scale of inputs is of use where vectors are rounded to that type too: not here.
         """
         if tensor.type not in HAS_ROW_SCALE:
             return None
