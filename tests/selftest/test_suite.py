@@ -123,7 +123,7 @@ def test_every_kernel_of_weights_is_there_for_every_type() -> None:
     for variant in compiled_variants():
         if variant.axis in TYPES:
             types.setdefault(f"{variant.family}{variant.suffix}", set()).add(variant.axis)
-    assert len(types) == 41
+    assert len(types) == 45
     assert {name for name, found in types.items() if found != HAS_KERNEL} == set()
 
 
