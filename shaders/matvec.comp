@@ -168,8 +168,7 @@ void finish_column(uint column, uint vector) {
     float sums[N_SUMS];
     COLUMN_SUMS(column, sums)
     reduce_sums(sums);
-    const float total = sum_total(lane);
-    const float square = workgroup_sum(stores ? store_row(vector * hidden_pitch + row, total, old_hidden[column]) : 0.0);
+    const float square = workgroup_sum(stores ? store_row(vector * hidden_pitch + row, sum_total(lane), old_hidden[column]) : 0.0);
     if (lane == 0u) partials_out[vector * partials_pitch + group] = square;
 }
 #else

@@ -8,11 +8,13 @@ each load its scales. Caches are not counted: a kernel that loads the same bytes
 instruction or another subgroup, fails here even if a cache would save it.
 
 Embedding rows are left out: one row of a matrix is read once a token, by chunks of 32 weights.
+So are code books, which all matrices of a type share.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,11 +41,15 @@ SHADERS = Path(__file__).resolve().parent.parent.parent / "shaders"
 COUNTER = TensorRef("bytes loaded", 2)  # [by 16-byte loads, by 4-byte loads]
 # Bytes loaded for each byte of the type. Words of 4 bytes count once a block, though neighbouring
 # blocks have them in common; that tells where a block has few bytes.
-ALLOWED = {"Q4_0": 1.12, "IQ4_NL": 1.12, "MXFP4": 1.18}
+ALLOWED = {**dict.fromkeys(("Q4_0", "IQ4_NL", "Q1_0", "Q2_0", "NVFP4"), 1.12), "MXFP4": 1.18}
 # Of a block, in planes: single words loaded, and the bytes of the block that they are for. In the
 # "lanes" mapping each lane of a block loads them.
 SINGLE_WORDS = {"Q2_K": (1, 4), "Q3_K": (4, 14), "Q6_K": (1, 2), "IQ4_XS": (2, 8),
-                "Q8_0": (1, 2), "Q4_0": (1, 2), "IQ4_NL": (1, 2), "MXFP4": (1, 1)}  # fmt: skip
+                "Q8_0": (1, 2), "Q4_0": (1, 2), "IQ4_NL": (1, 2), "MXFP4": (1, 1),
+                "Q4_1": (1, 4), "Q5_0": (2, 6), "Q5_1": (2, 8), "Q1_0": (1, 2), "Q2_0": (1, 2),
+                "IQ1_S": (1, 2), "IQ1_M": (2, 8), "IQ2_XXS": (1, 2), "IQ2_XS": (3, 10),
+                "IQ2_S": (5, 18), "IQ3_XXS": (1, 2), "IQ3_S": (4, 14), "TQ1_0": (2, 6),
+                "TQ2_0": (1, 2), "NVFP4": (2, 4)}  # fmt: skip
 FIRST_OF_WORD = """
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_ballot : require
@@ -62,6 +68,23 @@ bool is_first_of(uvec2 address) {  // of the lanes that load from there together
 }
 """
 LANES, BLOCKS = Tuning("lanes", 32, 2, False), Tuning("blocks", 8, 2, False)
+
+
+UNCOUNTED = """uint load_book_word(uvec2 address) { return Word(address).word; }
+#ifdef INT64
+uint load_book_word(uint64_t address) { return Word(address).word; }
+#endif
+"""
+
+
+def write_counting_files(binding: int, folder: Path) -> None:
+    """All include files, with loads that count, but of code books."""
+    shutil.copytree(SHADERS / "include", folder, dirs_exist_ok=True)
+    (folder / "address.glsl").write_text(counting_address_file(binding) + UNCOUNTED)
+    book = folder / "types" / "code_book.glsl"
+    uncounted, found = re.subn(r"\bload_word\(", "load_book_word(", book.read_text())
+    assert found, "code books are loaded otherwise"
+    book.write_text(uncounted)
 
 
 def counting_address_file(binding: int) -> str:
@@ -86,8 +109,8 @@ def counting_address_file(binding: int) -> str:
 
 
 def counting_spirv(name: str, binding: int, folder: Path) -> bytes:
-    """The SPIR-V of a variant that counts; the include folder with counters comes first."""
-    (folder / "address.glsl").write_text(counting_address_file(binding))
+    """The SPIR-V of a variant that counts; the includes with counters come first."""
+    write_counting_files(binding, folder)
     variant = next(variant for variant in read_variants(SHADERS) if variant.name == name)
     out = folder / "out.spv"
     variant.compile(SHADERS, out, [folder])

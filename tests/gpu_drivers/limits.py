@@ -25,8 +25,6 @@ OF_BATCH = " of a batch"
 ON_UNITS = " on matrix units"
 WIDE_HEADS = {"head_dim=256": " of wide heads", "head_dim=512": " of the widest heads"}
 BATCH_CODE_BYTES = 26 << 10  # eight columns, each with its sums and its stores: all of one cache
-# Types that take the most instructions to unpack, still within the cache of 32 KiB.
-LONG_TYPES, LONG_BATCH_CODE_BYTES = ("iq2_s", "iq2_xs", "nvfp4", "tq1_0"), 28 << 10
 
 
 class Least(NamedTuple):
@@ -121,8 +119,7 @@ def beyond(rows: Iterable[Compiled], gpu: str) -> Iterator[str]:
     for row in rows:
         kernel, most = kernel_of(row), CODE_BYTES
         if kernel.endswith(OF_BATCH):
-            is_long = any(f".{kind}+" in row.name for kind in LONG_TYPES)
-            most = LONG_BATCH_CODE_BYTES if is_long else BATCH_CODE_BYTES
+            most = BATCH_CODE_BYTES
         if (n_bytes := column(row.statistics, "code") or 0) > most:
             yield f"{row.name}: {n_bytes} bytes of code, at most {most}"
         least = WAVES.get(kernel)

@@ -11,6 +11,7 @@ from tests.kernels.tunings import (
     TYPES_AND_MAPPINGS,
     every_type,
     mapping_of,
+    step_of,
     tuning_for,
 )
 from vkmoe.gpu.hazards import plan_barriers
@@ -25,15 +26,9 @@ from vkmoe.kernels.memory.operations import GROUP_BYTES, LandingMemory, gather
 from vkmoe.kernels.memory.twins import gather as twin
 from vkmoe.kernels.router.operations import RoutingLog
 from vkmoe.kernels.tuning import Tuning
-from vkmoe.quants.types import TYPES
 
 CPU_TUNING = tuning_for("+blocks", 8, 4)
 GPU_TUNING = tuning_for("", 32, 4)
-
-
-def step_of(*kinds: str) -> int:
-    """The fewest columns all the types can have."""
-    return max(256 if TYPES[kind].block_weights == 256 else 32 for kind in kinds)
 
 
 @pytest.mark.parametrize(("kind", "suffix"), TYPES_AND_MAPPINGS)

@@ -13,6 +13,7 @@ from tests.kernels.tunings import (
     TYPES_AND_MAPPINGS,
     elsewhere,
     every_type,
+    step_of,
     tuning_for,
 )
 from vkmoe.gpu.program import Program, TensorRef
@@ -37,7 +38,7 @@ def drawn_tuning(kind: str, suffix: str) -> Tuning:
 
 def drawn_columns(kind: str, rng: np.random.Generator) -> int:
     """A few blocks, of either parity."""
-    step = 256 if TYPES[kind].block_weights == 256 else 32
+    step = step_of(kind)
     return step * int(rng.integers(1, 2200 // step))
 
 
@@ -71,8 +72,7 @@ def test_residual(runner: Runner, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "F32", *elsewhere("Q6_K", "Q8_0")])
 def test_one_block(runner: Runner, kind: str, tuning: Tuning) -> None:
     """Most lanes have nothing to do; one row in a workgroup of several."""
-    columns = 256 if TYPES[kind].block_weights == 256 else 32
-    MatvecCase(tuning, ((kind, 1),), columns).run(runner).verify()
+    MatvecCase(tuning, ((kind, 1),), step_of(kind)).run(runner).verify()
 
 
 def groups_of(n_rows: int, rows: int) -> tuple[int, int, int]:
@@ -196,7 +196,7 @@ def test_embedded_rows_and_clamped_tokens(runner: Runner, kind: str) -> None:
     """The workgroup sizes take turns; the last workgroup is not full."""
     i = WEIGHT_TYPES.index(kind)
     tuning = Tuning("lanes", SIZES[i % len(SIZES)], 4, False)
-    columns = 256 * (3 + i) if TYPES[kind].block_weights == 256 else 32 * (7 + 2 * i)
+    columns = step_of(kind) * (3 + 2 * (i % 9))
     EmbedCase(tuning, kind, 7, columns, CLAMPED).run(runner).verify()
 
 

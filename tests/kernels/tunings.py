@@ -15,7 +15,7 @@ from vkmoe.kernels.family import Variant
 from vkmoe.kernels.inputs import WEIGHT_TYPES
 from vkmoe.kernels.launches import ColumnClass, KernelClass, Launch, MatvecFamily, RowClass
 from vkmoe.kernels.tuning import Tuning
-from vkmoe.quants import HAS_KERNEL
+from vkmoe.quants import HAS_KERNEL, TYPES
 from vkmoe.selftest.suite import runnable
 
 SIZES = (8, 32, 64, 128)  # workgroup sizes
@@ -47,6 +47,11 @@ def tuning_for(suffix: str, workgroup_size: int, rows: int) -> Tuning:
         return Tuning("blocks", 8, rows, False, load_64bit=True)
     mapping = "blocks" if suffix == "+blocks" else "lanes"
     return Tuning(mapping, workgroup_size, rows, suffix == "+subgroup")  # type: ignore[arg-type]
+
+
+def step_of(*kinds: str) -> int:
+    """The fewest columns all the types can have: what all kernels take at once, a chunk of 32."""
+    return max(32, *(TYPES[kind].block_weights for kind in kinds))
 
 
 def _odd_launches() -> tuple[tuple[KernelClass, Launch], ...]:

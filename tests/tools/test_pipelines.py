@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,17 +12,19 @@ from tests.models.invented import TUNINGS
 from tools.pipelines import MODELS, Pipeline, pipelines
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS
-from vkmoe.kernels.launches import KEEPING
+from vkmoe.kernels.launches import KEEPING, Tile
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 
 found = cache(pipelines)
+ON_MATRIX_UNITS = replace(TUNINGS[0], matrix_tile=Tile(128, 128, 16, 32, 8, 16, 16, 16))
 pytestmark = pytest.mark.full
 
 
 def test_every_compiled_variant_is_in_a_pipeline_of_some_tuning() -> None:
     """What no model of the list uses would never meet a real compiler."""
-    used = {pipeline.variant for tuning in TUNINGS for pipeline in found(tuning)}
+    tunings = (*TUNINGS, ON_MATRIX_UNITS)
+    used = {pipeline.variant for tuning in tunings for pipeline in found(tuning)}
     assert used == {path.stem for path in spirv_folder().glob("*.spv")}
 
 

@@ -37,8 +37,8 @@ _PLANES: dict[str, tuple[_Plane, ...]] = {  # in the order of their runs in a ro
     "IQ4_XS": (_Plane(8, 128), _Plane(0, 8)),
     # bit pairs; d
     "TQ2_0": (_Plane(0, 64), _Plane(64, 2)),
-    # trits; the last ones; d
-    "TQ1_0": (_Plane(0, 48), _Plane(48, 4), _Plane(52, 2)),
+    # trits of the first bytes; those of the next; the last ones; d
+    "TQ1_0": (_Plane(0, 16), _Plane(16, 32), _Plane(48, 4), _Plane(52, 2)),
     # indices; signs and scales; d
     "IQ3_XXS": (_Plane(2, 64), _Plane(66, 32), _Plane(0, 2)),
     # indices; signs; upper bits; scales; d

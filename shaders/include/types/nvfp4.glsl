@@ -17,16 +17,18 @@ bool is_first_of_single(uint block, uint i) { return i == 0u || block == 0u; }
 
 #include "types/e2m1.glsl"
 
-precise float half_of_ue4m3(uint code) {
-    const uint exponent = (code >> 3u) & 0xFu, mantissa = code & 7u;
-    if (code == 0x7Fu) return 0.0;  // not a number
-    return exponent == 0u ? float(int(mantissa)) * 0.0009765625 : uintBitsToFloat(((exponent + 119u) << 23u) | (mantissa << 20u));
+// Half of two scales, in the lower two bytes of a word. Four bits of exponent fit in an f16 that is smaller by 2^8; those of
+// the smallest scales are subnormal in both.
+vec2 halves_of_ue4m3(uint codes) {
+    const uint first = codes & 0xFFu, last = (codes >> 8u) & 0xFFu;
+    const vec2 scales = unpackHalf2x16(((first & 0x7Fu) << 7u) | ((last & 0x7Fu) << 23u));
+    return vec2(first == 0x7Fu ? 0.0 : scales.x * 128.0, last == 0x7Fu ? 0.0 : scales.y * 128.0);  // 0x7F: not a number
 }
 
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
     const uvec4 nibbles = chunk.own[0];
-    const uint scales = chunk.single[0] >> (t * 16u);
-    scale = vec4(half_of_ue4m3(scales & 0xFFu), 0.0, half_of_ue4m3((scales >> 8u) & 0xFFu), 0.0) * uintBitsToFloat(chunk.single[1]);
+    const vec2 halves = halves_of_ue4m3(chunk.single[0] >> (t * 16u));
+    scale = vec4(halves.x, 0.0, halves.y, 0.0) * uintBitsToFloat(chunk.single[1]);
     [[unroll]] for (uint i = 0u; i < 2u; ++i) {
         [[unroll]] for (uint k = 0u; k < 2u; ++k) {
             q[4u * i + k] = e2m1_low(nibbles[2u * i + k]);
