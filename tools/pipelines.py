@@ -64,7 +64,7 @@ N_LAYERS = 2  # enough for every kind of layer: one without experts, one with a 
 KEPT, GATHERED = Cache(promotes=True), Cache("gather")
 BESIDE_CPU, OF_ALL_TYPES = Hybrid(), "qwen3-30b-a3b"  # with what, and whose
 # Two of several columns, as more have no other kernels; a prompt whose experts have several tiles.
-SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (64,))
+SIZES_OF_PROGRAMS = RowSizes((1, 2, 8), (GPU_UBATCH,))
 F16, *OTHER_CACHES = dict.fromkeys((*CACHES, *SAME_TYPES))  # the others of any model
 FALLBACK = "Q8_0"  # of rows that are no multiple of a type's blocks
 

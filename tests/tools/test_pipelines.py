@@ -17,7 +17,7 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 
 found = cache(pipelines)
-ON_MATRIX_UNITS = replace(TUNINGS[0], matrix_tile=Tile(128, 128, 16, 32, 8, 16, 16, 16))
+ON_MATRIX_UNITS = replace(TUNINGS[0], matrix_tile=Tile(256, 256, 64, 64, 16, 16, 16, 64, 1, 64))
 pytestmark = pytest.mark.full
 
 
@@ -28,7 +28,7 @@ def test_every_compiled_variant_is_in_a_pipeline_of_some_tuning() -> None:
     assert used == {path.stem for path in spirv_folder().glob("*.spv")}
 
 
-@pytest.mark.parametrize("tuning", TUNINGS)
+@pytest.mark.parametrize("tuning", [*TUNINGS, ON_MATRIX_UNITS])
 def test_every_kernel_and_model_is_there_and_no_name_twice(tuning: Tuning) -> None:
     assert {pipeline.kernel for pipeline in found(tuning)} == set(KERNELS)
     assert {model for models in found(tuning).values() for model in models} == set(MODELS)
