@@ -47,7 +47,6 @@ EVERY = ("-m", "")
     "words",
     [
         (KERNELS, "-k", "+matrix and any_batch and Q4_K and False"),
-        (KERNELS, "-k", "of_other_matrices or (hard_neighbours and +matrix)"),
         (KERNELS, "-k", "+matrix and overflows and Q6_K"),
         pytest.param((*EVERY, KERNELS, "-k", "+matrix or other_matrices"), marks=pytest.mark.full),
         pytest.param((*EVERY, ENGINE, "-k", "tiles_of_f16"), marks=pytest.mark.full),

@@ -21,8 +21,8 @@ bool is_first_of_single(uint block, uint i) { return i == 0u || block == 0u; }
 // the smallest scales are subnormal in both.
 vec2 halves_of_ue4m3(uint codes) {
     const uint first = codes & 0xFFu, last = (codes >> 8u) & 0xFFu;
-    const vec2 scales = unpackHalf2x16(((first & 0x7Fu) << 7u) | ((last & 0x7Fu) << 23u));
-    return vec2(first == 0x7Fu ? 0.0 : scales.x * 128.0, last == 0x7Fu ? 0.0 : scales.y * 128.0);  // 0x7F: not a number
+    precise vec2 scales = 128.0 * unpackHalf2x16(((first & 0x7Fu) << 7u) | ((last & 0x7Fu) << 23u));
+    return vec2(first == 0x7Fu ? 0.0 : scales.x, last == 0x7Fu ? 0.0 : scales.y);  // 0x7F: not a number
 }
 
 void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], precise out vec4 scale) {
