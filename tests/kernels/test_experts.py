@@ -76,7 +76,10 @@ def test_without_a_norm(runner: Runner) -> None:
 
 @every_type
 def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str) -> None:
-    """Row 2 of every expert is NaN; the partial sum it takes part in is NaN, no other is."""
+    """Row 2 of every expert is NaN; the partial sum it takes part in is NaN, no other is.
+
+    A block of NVFP4 cannot say that it is not a number: its numbers are finite, whatever its bytes.
+    """
     tuning = CPU_TUNING if mapping_of(kind).startswith("+blocks") else GPU_TUNING
     use = Use(5, 3, damaged_row=2)
     with np.errstate(invalid="ignore"):
@@ -85,7 +88,7 @@ def test_damaged_rows_leave_their_neighbours_alone(runner: Runner, kind: str) ->
             left = DownCase(tuning, kind, use, 9, 256).run(other)
     checks.verify()
     left.verify()
-    assert checks.n_left_out == 3 and left.n_left_out == 1
+    assert (checks.n_left_out, left.n_left_out) == ((0, 0) if kind == "NVFP4" else (3, 1))
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def test_kernels_agree_with_their_twins(run_module: RunModule, family: str, kind
 
 KERNELS, ENGINE = "tests/kernels/test_matmul.py", "tests/engine/test_batches.py"
 EVERY = ("-m", "")
+ALL_OF_KERNELS = (*EVERY, KERNELS, "-k", "+matrix or other_matrices")
 
 
 @pytest.mark.parametrize(
@@ -48,8 +49,11 @@ EVERY = ("-m", "")
     [
         (KERNELS, "-k", "+matrix and any_batch and Q4_K and False"),
         (KERNELS, "-k", "+matrix and overflows and Q6_K"),
-        pytest.param((*EVERY, KERNELS, "-k", "+matrix or other_matrices"), marks=pytest.mark.full),
         pytest.param((*EVERY, ENGINE, "-k", "tiles_of_f16"), marks=pytest.mark.full),
+        *(
+            pytest.param((*ALL_OF_KERNELS, "--share", f"{i}/8"), marks=pytest.mark.full)
+            for i in range(8)  # together minutes
+        ),
     ],
     ids=lambda words: words[-1],
 )
