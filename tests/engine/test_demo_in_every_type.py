@@ -48,7 +48,5 @@ def test_the_demo_model_writes_text_in_every_type(kind: str, tmp_path: Path) -> 
         with LLM(path, device=device, **options) as llm:
             found = rows(llm.engine, tokens)
             text = llm.generate(PROMPT, max_tokens=12, temp=0).text
-        print(kind, device, repr(text), np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
         assert np.linalg.norm(found - wanted) <= most * np.linalg.norm(wanted), device
-        print(kind, device, repr(text), np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
         assert len(text.strip()) > 8 and "\ufffd" not in text

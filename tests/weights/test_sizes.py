@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.engine.tiny import ONE_OF_EACH, model_path
+from tools.pipelines import Described
 from vkmoe.config import EngineConfig
 from vkmoe.gguf_file import TensorInfo, open_gguf
 from vkmoe.gpu.arena import ALIGNMENT, Arena, Placement
@@ -17,7 +18,7 @@ from vkmoe.llm import demo_model_path
 from vkmoe.models import open_model, read_spec
 from vkmoe.models.tensors import ModelTensors, read_tensors
 from vkmoe.placement.decide import decide
-from vkmoe.quants import device_row_bytes
+from vkmoe.quants import HAS_KERNEL, device_row_bytes
 from vkmoe.weights.loader import load_weights
 from vkmoe.weights.sizes import expert_shape, weight_bytes
 
@@ -53,6 +54,19 @@ def test_weight_bytes_of_the_demo_model() -> None:
     spans = [expert_shape(layer.block).span_bytes for layer in tensors.layers]
     assert list(sizes.spans) == spans and all(span % ALIGNMENT == 0 for span in spans)
     assert sum(sizes.pieces) == sizes.trunk
+
+
+@pytest.mark.parametrize("kind", sorted(HAS_KERNEL))
+def test_a_model_in_any_type_takes_what_its_file_takes(kind: str) -> None:
+    """Of Qwen3-30B-A3B; rows and matrices are rounded up, by less than four in a hundred."""
+    file = Described("qwen3-30b-a3b", 2).file(kind)
+    experts, trunk = 0, 0
+    for tensor in file.file.tensors.values():
+        n_bytes = len(tensor.shape) > 1 and tensor.n_bytes
+        experts, trunk = experts + n_bytes * ("_exps" in tensor.name), trunk + n_bytes
+    sizes = weight_bytes(file.tensors)
+    assert experts <= sizes.experts <= 1.04 * experts
+    assert trunk <= sizes.trunk + sizes.experts <= 1.04 * trunk
 
 
 @pytest.fixture(scope="module")
