@@ -24,7 +24,7 @@ from vkmoe.kernels.inputs import WEIGHT_TYPES, random_rows
 from vkmoe.kernels.matvec.cases import EmbedCase, MatvecCase, ResidualCase
 from vkmoe.kernels.matvec.operations import Matrix, matvec
 from vkmoe.kernels.tuning import Tuning
-from vkmoe.quants.types import TYPES, Bytes
+from vkmoe.quants.types import Bytes
 
 CPU_TUNING = tuning_for("+blocks", 8, 4)
 GPU_TUNING = tuning_for("", 32, 4)
