@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.canary.conftest import Modules
-from tests.canary.faults import Fault, chosen
+from tests.canary.faults import Fault, chosen, faults
 from tests.conftest import Lend
 from vkmoe.canary.check import passing
 from vkmoe.canary.programs import comparisons
@@ -103,6 +103,18 @@ def demo(lend_device: Lend) -> Iterator[Demo]:
 def test_no_planted_fault_writes_text(demo: Demo, modules: Modules) -> None:
     outcomes = noticed(demo, modules, N_FAULTS, seed=1)
     assert {"refused", "replaced"} <= set(outcomes)
+
+
+@pytest.mark.parametrize("variant", ["matvec.f32+subgroup", "matvec_residual.q6_k+subgroup"])
+def test_a_missing_barrier_is_noticed_whatever_others_left(
+    demo: Demo, modules: Modules, variant: str
+) -> None:
+    """Sums whose other parts are 0, or are there from the same kernel, must not hide it."""
+    demo = demo._replace(tuning=LIKE_A_GPU)
+    *_, last = (each for each in faults(spirv_words(variant)) if each.what == "barrier gone")
+    for _ in range(3):
+        assert demo.passing().tuning == LIKE_A_GPU
+        assert outcome(demo, modules, variant, last) == "replaced"
 
 
 @pytest.mark.full

@@ -1,14 +1,15 @@
 """Builds the programs of a model before there is any memory for them, and lists their pipelines.
 
 Of layers that are alike one is taken. A pipeline is what a driver compiles: a SPIR-V module with
-its constants. Programs of other sizes than these have no other pipelines.
+its constants. It is compared with each probe that a dispatch of it has: probes differ where other
+ways through a kernel are taken. Programs of other sizes than these have no other probes.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -34,13 +35,6 @@ from vkmoe.models.weights import AheadWeights, ModelWeights, with_slots
 from vkmoe.models.workspace import FEW_ROWS, AttentionKernels, MixerKernels
 from vkmoe.placement.decide import Decision
 from vkmoe.weights.outline import Outline
-
-# Push constants that say which ways through a kernel are taken; addresses, by whether they are 0.
-_LENGTHS = ("n_blocks", "width", "row_vec4s", "n_used", "flags", "clears", "picks")
-_CHOICES = (
-    *("span", "bias", "gain", "scale", "a_gain", "b_gain", "n_partials", "x_stride"),
-    *("selection_bias", "output_scales", "n_places", "q_gain", "sinks", "window"),
-)
 
 
 class Pipeline(NamedTuple):
@@ -70,30 +64,45 @@ class Comparison(NamedTuple):
 def comparisons(model: ModelFile, decision: Decision) -> list[Comparison]:
     """List what compares all kernels that the model's programs may run on a decision's device."""
     found: dict[Probe, dict[str, Pipeline]] = {}
-    seen = set[str]()
     for program, mixers in _programs(model, decision):
-        dispatches = program.dispatches()
-        for index, command in enumerate(dispatches):
-            key = key_of(command)
-            if key not in seen:
-                seen.add(key)
-                used = _used(dispatches, index, decision.tuning, mixers)
-                make = FAMILIES[used.variant.family].probe
-                assert make is not None, f"no probe of {command.variant}"
-                pipeline = Pipeline(command.variant, command.constants, command.subgroup_size)
-                found.setdefault(make(used), {})[key] = pipeline
+        for used in probed(program.dispatches(), decision.tuning, mixers):
+            found.setdefault(used.probe, {})[used.key] = used.pipeline
     return [Comparison(probe, kernels) for probe, kernels in found.items()]
 
 
-def key_of(command: Dispatch) -> str:
-    """Name a pipeline and the ways through it that a dispatch takes; no other has this name."""
-    numbers = KERNELS[command.kernel].numbers_of(command.push, command.constants)
-    lengths = [numbers.get(name) for name in _LENGTHS]
-    choices = [bool(numbers.get(name)) for name in _CHOICES]
-    facts = (command.constants, command.subgroup_size, lengths, choices)
-    return hashlib.sha256(_hash(spirv_words(command.variant)) + repr(facts).encode()).hexdigest()[
-        :16
-    ]
+class Probed(NamedTuple):
+    """Describes what a dispatch runs, and what compares it."""
+
+    pipeline: Pipeline
+    probe: Probe
+
+    @property
+    def key(self) -> str:
+        """Name both, and the module; no others have this name, in any process."""
+        words = _hash(spirv_words(self.pipeline.variant))
+        facts = (self.pipeline, _facts(self.probe))
+        return hashlib.sha256(words + repr(facts).encode()).hexdigest()[:16]
+
+
+def _facts(part: object) -> object:
+    """List what a probe is made of, but for the tuning: pipelines say what that does to them."""
+    if isinstance(part, Tuning):
+        return None
+    if not is_dataclass(part):
+        return part
+    return (type(part).__name__, *(_facts(getattr(part, each.name)) for each in fields(part)))
+
+
+def probed(
+    dispatches: Sequence[Dispatch], tuning: Tuning, mixers: Sequence[MixerKernels]
+) -> Iterator[Probed]:
+    """Find the pipeline and the probe of each dispatch of a program; `mixers` are of its layers."""
+    for index, command in enumerate(dispatches):
+        used = _used(dispatches, index, tuning, mixers)
+        make = FAMILIES[used.variant.family].probe
+        assert make is not None, f"no probe of {command.variant}"
+        pipeline = Pipeline(command.variant, command.constants, command.subgroup_size)
+        yield Probed(pipeline, make(used))
 
 
 @cache

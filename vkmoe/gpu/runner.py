@@ -18,6 +18,7 @@ from vkmoe.closing import Closing
 from vkmoe.gpu.backend import Backend, Buffer, Recording
 from vkmoe.gpu.device import Device, Intent, translate_errors
 from vkmoe.gpu.program import Program, TensorRef
+from vkmoe.gpu.shared_memory import with_filled_shared
 from vkmoe.gpu.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Runner(Closing):
     ) -> tuple[Words, ...]:
         """Run once, recorded at the first run; returns the words of the outputs.
 
-        Words without input, or behind it in their tensor, start as SENTINEL.
+        Words without input, or behind it in their tensor, start as SENTINEL, and what workgroups
+        share as FILLED (shared_memory.py).
         """
         refs = {ref for dispatch in program.dispatches() for ref in dispatch.tensors}
         for ref in sorted(refs | set(inputs) | set(outputs), key=lambda ref: ref.name):
@@ -112,7 +114,11 @@ class Runner(Closing):
         for known, recording in self._recordings:
             if known is program:
                 return recording
-        recording = self._backend.record(program)
+        info, filled, barriers = self.device.info, program, None
+        if info.is_vulkan:
+            filled = with_filled_shared(program, info)
+            barriers = [True] * len(filled.commands)  # a fill and its kernel share no bytes
+        recording = self._backend.record(filled, barriers)
         self._recordings.append((program, recording))
         return recording
 

@@ -1,6 +1,7 @@
-"""Compares gather and read_words with their twins: every byte is copied or read, no other touched.
+"""Compares gather, read_words and fill_shared with their twins: not a byte too few or too many.
 
-read_words is the kernel that measures how fast memory is read.
+read_words is the kernel that measures how fast memory is read; fill_shared runs in front of each
+compared kernel.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 from vkmoe.gpu.link_speed import GROUP_BYTES, UNITS_PER_LANE, WORKGROUP_SIZE, read_words, sums_words
 from vkmoe.gpu.program import Program, TensorRef, memory_range
 from vkmoe.gpu.runner import SENTINEL, Runner
+from vkmoe.gpu.shared_memory import WORKGROUP_SIZE as FILLING_SIZE
+from vkmoe.gpu.shared_memory import fill_shared
 from vkmoe.kernels.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
@@ -94,6 +97,25 @@ class ReadCase(KernelCase):
         return Prepared(program, (sums,), [({}, compare)])
 
 
+@dataclass(frozen=True)
+class FillCase(KernelCase):
+    """Lets `n_groups` workgroups fill their memory; the unit that a lane reads is far or near."""
+
+    n_groups: int
+    value: int = 0x12345678
+    first: int = 0
+
+    def prepare(self, runner: Runner) -> Prepared:
+        n_seen = self.n_groups * FILLING_SIZE
+        seen, program = TensorRef("found", n_seen), Program("fill shared memory")
+        fill_shared(program, seen, self.value, self.first)
+
+        def compare(checks: Checks, outputs: Sequence[Words]) -> None:
+            checks.equal("what lanes saw", outputs[0], np.full(n_seen, self.value, np.uint32))
+
+        return Prepared(program, (seen,), [({}, compare)])
+
+
 # ----- what is compared -----
 
 
@@ -103,6 +125,10 @@ def _gather(setting: Setting) -> Iterator[Trial]:
 
 def _read_words(setting: Setting) -> Iterator[Trial]:
     yield trial(ReadCase(5))
+
+
+def _fill_shared(setting: Setting) -> Iterator[Trial]:
+    yield trial(*(FillCase(5, first=first) for first in range(0, 1024, 64)))
 
 
 # ----- what is measured -----
@@ -124,6 +150,10 @@ def _read_words_works(setup: Setup) -> Iterator[Work]:
     yield Work(f"read {mib} MiB", mib << 20, ReadCase((mib << 20) // GROUP_BYTES).run)
 
 
+def _fill_shared_works(setup: Setup) -> Iterator[Work]:
+    yield Work("fill 4096 x 16 KiB", 0, FillCase(4096).run)
+
+
 def _gather_probe(used: Used) -> GatherCase:
     n_used = used.numbers["n_slots"]
     return GatherCase(2 * COPIED_BYTES + 16 * 67, n_used, (0, n_used - 1))
@@ -132,4 +162,5 @@ def _gather_probe(used: Used) -> GatherCase:
 FAMILIES = {
     "gather": Family(_gather, _gather_works, probe=_gather_probe),
     "read_words": Family(_read_words, _read_words_works),
+    "fill_shared": Family(_fill_shared, _fill_shared_works),
 }
