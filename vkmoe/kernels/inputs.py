@@ -75,6 +75,8 @@ _SCALES = {
 _EXPONENTS = range(119, 125)
 _UE4M3 = range(0, 40)  # of NVFP4: 0 to 2^-3, subnormal ones too
 
+EPS = 0.3  # of norms of values of size 1: large enough to be missed if it were forgotten
+
 # Larger matrices repeat their rows: they are for measurements, and drawing takes long.
 DISTINCT_BYTES = 8 << 20
 

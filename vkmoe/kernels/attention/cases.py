@@ -35,7 +35,7 @@ from vkmoe.kernels.attention.shapes import (
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
-from vkmoe.kernels.inputs import PARAMS, params_words
+from vkmoe.kernels.inputs import EPS, PARAMS, params_words
 from vkmoe.kernels.rows import N_DRAWN, RowBatch, RowCase, Rowed, RowsCase
 from vkmoe.kernels.tuning import Tuning, choose_tuning
 from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
@@ -52,7 +52,7 @@ QWEN3 = AttentionShape(
     context=200,
     rope_style="neox",
     norm="per_head",
-    eps=1e-6,
+    eps=EPS,
     scale=64**-0.5,
     kv_types=both("f16"),
 )
@@ -62,7 +62,7 @@ DEEPSEEK2 = LatentShape(
     rope_dim=32,
     nope_dim=24,
     context=200,
-    eps=1e-6,
+    eps=EPS,
     scale=56**-0.5,
     kv_type="f16",
 )
@@ -284,11 +284,11 @@ PROBED_CONTEXT = 256  # positions, of more than as many
 
 
 def shortened(shape: Shape) -> Shape:
-    """Cut the context of a shape, but where its rows share the places of a ring."""
+    """Cut the context of a shape, but where its rows share the places of a ring; with EPS."""
     context = PROBED_CONTEXT
     if isinstance(shape, AttentionShape) and 0 < shape.ring < shape.context:
         context = shape.ring + PROBED_CONTEXT // 16
-    return replace(shape, context=min(context, shape.context))
+    return replace(shape, context=min(context, shape.context), eps=EPS)
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,7 @@ def shapes_of(
     found = (mixer for mixer in setup.shapes.mixers if not isinstance(mixer, DeltaNetSpec))
     mixers = [mixer for mixer in found if kind is None or isinstance(mixer, kind)]
     for kv_types, context, mixer in product(SAME_TYPES, setup.shapes.contexts, mixers):
-        yield shape_of(mixer, context, kv_types, eps=1e-6)
+        yield shape_of(mixer, context, kv_types, eps=EPS)
 
 
 def attention_text(shape: Shape) -> str:

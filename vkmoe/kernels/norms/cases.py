@@ -11,7 +11,7 @@ from vkmoe.gpu.runner import Runner
 from vkmoe.kernels.comparison import Checks, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
-from vkmoe.kernels.inputs import LeftState
+from vkmoe.kernels.inputs import EPS, LeftState
 from vkmoe.kernels.norms import twins
 from vkmoe.kernels.norms.operations import NormedPart, norm_residual, rms_norm
 from vkmoe.kernels.rows import N_DRAWN, RowBatch, RowCase, Rowed, RowsCase
@@ -25,7 +25,7 @@ class RmsNormCase(RowCase):
     tuning: Tuning
     width: int
     size: float = 1.0
-    eps: float = 1e-6
+    eps: float = EPS
 
     def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
         rng = np.random.default_rng(self.width)
@@ -58,7 +58,7 @@ class NormResidualCase(RowCase):
     scaled: bool = False
     leaves: bool = True
     size: float = 1.0
-    eps: float = 1e-6
+    eps: float = EPS
 
     def append(self, runner: Runner, op: OpContext, batch: RowBatch) -> Rowed:
         rng, width = np.random.default_rng(self.width), self.width
@@ -127,7 +127,7 @@ def _norm_residual_works(setup: Setup) -> Iterator[Work]:
 
 
 def _rms_norm_probe(used: Used) -> RmsNormCase:
-    return RmsNormCase(used.tuning, used.numbers["width"], eps=used.numbers["eps"])
+    return RmsNormCase(used.tuning, used.numbers["width"])
 
 
 def _norm_residual_probe(used: Used) -> NormResidualCase:
@@ -139,7 +139,6 @@ def _norm_residual_probe(used: Used) -> NormResidualCase:
         tuple(normed),
         scaled=numbers["scale"] != 0,
         leaves=numbers["gain"] != 0,
-        eps=numbers["eps"],
     )
 
 

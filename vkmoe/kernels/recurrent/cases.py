@@ -21,6 +21,7 @@ from vkmoe.gpu.token_io import pack_params, param_words
 from vkmoe.kernels.comparison import Checks, KernelCase, Prepared, Words
 from vkmoe.kernels.context import OpContext
 from vkmoe.kernels.family import Family, Setting, Setup, Trial, Used, Work, trial
+from vkmoe.kernels.inputs import EPS
 from vkmoe.kernels.recurrent import twins
 from vkmoe.kernels.recurrent.operations import (
     DeltaMemory,
@@ -280,14 +281,14 @@ class GateCase(RowCase):
         gain = rng.uniform(-2, 2, self.head_dim).astype(np.float32) if self.normed else None
         address = runner.place(gain) if gain is not None else 0
         refs = batch.tensor("heads", width + 2), batch.tensor("gates", raw.shape[1])
-        gates = HeadGates(refs[1], offset, self.gate, address, 1e-6)
+        gates = HeadGates(refs[1], offset, self.gate, address, EPS)
         gate_heads(op, refs[0], self.head_dim, self.n_heads, gates, batch.params_ref)
 
         def compare(row: int, checks: Checks, words: Sequence[Words]) -> None:
             shape = self.n_heads, self.head_dim
             of_row = raw[row, offset : offset + width].reshape(shape)
             given, is_silu = heads[row].reshape(shape), self.gate == "silu"
-            wanted = twins.gate_heads(given, of_row, is_silu, gain, 1e-6).ravel()
+            wanted = twins.gate_heads(given, of_row, is_silu, gain, EPS).ravel()
             found = words[0][:width].view(np.float32)
             checks.close("heads", found, wanted, np.abs(wanted) + 1e-6)
             checks.untouched("the words behind", words[0][width:])
