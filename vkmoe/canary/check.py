@@ -179,7 +179,7 @@ class _Search:
         """Compare once. A driver that refuses to compile a kernel, or hangs, is wrong too."""
         try:
             # What a wrong kernel leaves may be anything; the comparison must come to its end.
-            with Runner(self._device) as runner, np.errstate(all="ignore"):
+            with Runner(self._device, fills=True) as runner, np.errstate(all="ignore"):
                 worst, ran = compared.probe.run(runner).worst, runner.variants
         except OutOfMemoryError:
             raise

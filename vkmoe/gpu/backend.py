@@ -81,7 +81,7 @@ class Backend:
     def record(
         self, program: Program, barriers: list[bool] | None = None, timed: bool = False
     ) -> _native.Recording:
-        """Lower a program. `barriers` overrides the hazard plan (tests only).
+        """Lower a program. `barriers` overrides the hazard plan (for comparisons and tests).
 
         A `timed` recording has timestamps at begin and end, where the device has any at all.
         """

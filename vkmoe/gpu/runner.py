@@ -32,13 +32,20 @@ Words = NDArray[np.uint32]
 class Runner(Closing):
     """Places arrays at device addresses, runs programs on tensors. Use it as a context manager."""
 
-    def __init__(self, device: Device, intent: Intent = "device") -> None:
-        """Say in which memory arrays are placed."""
-        self.device, self._intent = device, intent
+    def __init__(self, device: Device, intent: Intent = "device", fills: bool = False) -> None:
+        """Say in which memory arrays are placed; `fills`: shared memory too, ahead of each kernel.
+
+        That is for comparisons (shared_memory.py). Devices that run no shaders have no such memory.
+        """
+        self.device, self._intent, self._fills = device, intent, fills and device.info.is_vulkan
         self._backend = Backend(device)
         self._transfer = Transfer(device, STAGING_BYTES)
         self._buffers: list[Buffer] = []
         self._recordings: list[tuple[Program, _native.Recording]] = []
+
+    def another(self) -> Runner:
+        """Make a runner like this one, which has nothing placed and has run nothing."""
+        return Runner(self.device, self._intent, self._fills)
 
     def place(self, data: NDArray[np.generic]) -> int:
         """Copy an array to memory of its own; returns its address (256-byte aligned)."""
@@ -70,8 +77,7 @@ class Runner(Closing):
     ) -> tuple[Words, ...]:
         """Run once, recorded at the first run; returns the words of the outputs.
 
-        Words without input, or behind it in their tensor, start as SENTINEL, and what workgroups
-        share as FILLED (shared_memory.py).
+        Words without input, or behind it in their tensor, start as SENTINEL.
         """
         refs = {ref for dispatch in program.dispatches() for ref in dispatch.tensors}
         for ref in sorted(refs | set(inputs) | set(outputs), key=lambda ref: ref.name):
@@ -114,11 +120,11 @@ class Runner(Closing):
         for known, recording in self._recordings:
             if known is program:
                 return recording
-        info, filled, barriers = self.device.info, program, None
-        if info.is_vulkan:
-            filled = with_filled_shared(program, info)
-            barriers = [True] * len(filled.commands)  # a fill and its kernel share no bytes
-        recording = self._backend.record(filled, barriers)
+        ran, barriers = program, None
+        if self._fills:
+            ran = with_filled_shared(program, self.device.info)
+            barriers = [True] * len(ran.commands)  # a fill and its kernel share no bytes
+        recording = self._backend.record(ran, barriers)
         self._recordings.append((program, recording))
         return recording
 

@@ -140,11 +140,11 @@ class RowsCase:
     def run(self, runner: Runner) -> Checks:
         """Compare the rows of all batches with each alone; the runner stands for its device."""
         rows = {row for batch in self.batches for row in batch.rows}
-        with Runner(runner.device) as other:  # one for all of them: compiling takes the time
+        with runner.another() as other:  # one for all of them: compiling takes the time
             wanted = {row: self.case.run_batch(other, RowBatch((row,), 1)) for row in sorted(rows)}
         checks = Checks()
         for batch in self.batches:
-            with Runner(runner.device) as other:
+            with runner.another() as other:
                 found = self.case.run_batch(other, batch)
             for i, row in enumerate(batch.rows):
                 for beside, alone in zip(found, wanted[row], strict=True):

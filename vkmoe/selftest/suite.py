@@ -123,7 +123,7 @@ def _compared(variant: Variant, trial: Trial, device: Device) -> Check:
     checks, variants = Checks(), set[str]()
     for compare in trial.compares:
         # What a wrong kernel leaves may be anything; the comparison must still come to its end.
-        with Runner(device) as runner, np.errstate(all="ignore"):
+        with Runner(device, fills=True) as runner, np.errstate(all="ignore"):
             checks.checks += compare(runner).checks
             variants |= runner.variants
     assert variant.name in variants, (variant.name, variants)

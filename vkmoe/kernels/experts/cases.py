@@ -72,7 +72,7 @@ class _ExpertCase(RowCase):
             if self.use.kept is not None:
                 experts.compare_landing(runner, log, self.half, checks)
                 plain = replace(self, use=replace(self.use, kept=None))  # type: ignore[type-var]
-                with Runner(runner.device) as other:
+                with runner.another() as other:
                     for one, same in zip(found, plain.words(other)[:-1], strict=True):
                         checks.equal("bits of the plain kernel", one, same)
             rowed.compare(row, checks, found)

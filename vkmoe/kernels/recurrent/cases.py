@@ -69,7 +69,7 @@ class DeltaCase:
         checks = Checks()
         found = self.compare_texts(runner, checks, self.cuts)
         single = [cut for n, m in self.cuts for cut in (*[(1, 0)] * n, *[(0, 1)] * m)]
-        with Runner(runner.device) as other:
+        with runner.another() as other:
             alone = self.compare_texts(other, Checks(), single)
         for row, words in found.items():
             checks.equal(f"row {row}, alone", words, alone[row])
