@@ -28,6 +28,7 @@ from vkmoe.gguf_file import GgufFile, TensorInfo
 from vkmoe.gpu.kernels import KERNELS
 from vkmoe.gpu.link_speed import GROUP_BYTES, read_words, sums_words
 from vkmoe.gpu.program import Dispatch, Program, Range, TensorRef, memory_range
+from vkmoe.gpu.shared_memory import N_GROUPS, WORKGROUP_SIZE, fill_shared
 from vkmoe.gpu.token_io import param_words
 from vkmoe.kernels.attention.cases import CACHES, SAME_TYPES, hunyuan_shape
 from vkmoe.kernels.attention.operations import AttentionTensors, KvCache, attention
@@ -174,13 +175,14 @@ def _beside_cpu(weights: ModelWeights) -> ModelWeights:
 
 
 def _other_kernels(tuning: Tuning) -> Program:
-    """Append what these programs lack: norms of compressed queries, a link's measure, inputs of
-    layers, and the heads of Hunyuan-A13B.
+    """Append what these programs lack: norms of compressed queries, a link's measure, what fills
+    shared memory, inputs of layers, and the heads of Hunyuan-A13B.
     """
     program, width = Program("others"), 1536
     x, y, op = TensorRef("x", width), TensorRef("y", width), OpContext(program, tuning)
     rms_norm(op, x, y, width, 1 << 32, 1e-6)
     read_words(program, 1 << 32, GROUP_BYTES, TensorRef("sums", sums_words(GROUP_BYTES)))
+    fill_shared(program, TensorRef("seen", N_GROUPS * WORKGROUP_SIZE))
     gate_inputs(op, x, y, 0, width)
     for kv_types in CACHES:
         _hunyuan_heads(op, kv_types)

@@ -105,12 +105,9 @@ def test_no_planted_fault_writes_text(demo: Demo, modules: Modules) -> None:
     assert {"refused", "replaced"} <= set(outcomes)
 
 
-@pytest.mark.parametrize("variant", ["matvec.f32+subgroup", "matvec_residual.q6_k+subgroup"])
-def test_a_missing_barrier_is_noticed_whatever_others_left(
-    demo: Demo, modules: Modules, variant: str
-) -> None:
+def test_a_missing_barrier_is_noticed_whatever_others_left(demo: Demo, modules: Modules) -> None:
     """Sums whose other parts are 0, or are there from the same kernel, must not hide it."""
-    demo = demo._replace(tuning=LIKE_A_GPU)
+    demo, variant = demo._replace(tuning=LIKE_A_GPU), "matvec_residual.q6_k+subgroup"
     *_, last = (each for each in faults(spirv_words(variant)) if each.what == "barrier gone")
     for _ in range(3):
         assert demo.passing().tuning == LIKE_A_GPU

@@ -20,10 +20,10 @@ from vkmoe.kernels.tuning import choose_tuning
 from vkmoe.quants.types import TYPES
 from vkmoe.selftest.suite import run_variant, variants_of
 
-# What no program of a CPU has: experts are read where they are, a GPU joins what both computed, and
-# no kernel is only measured.
+# What no program of a CPU has: experts are read where they are, a GPU joins what both computed,
+# no kernel is only measured, and lanes share no memory.
 NOT_HERE = ("gather", "bring_experts", "expert_gate_up_keep", "expert_down_keep", "join_rows",
-            "read_words")  # fmt: skip
+            "read_words", "fill_shared")  # fmt: skip
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
