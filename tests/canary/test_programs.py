@@ -98,6 +98,7 @@ ENGINES = {  # each in another mode; what guesses has programs of its own
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.sample(3)
 def test_all_that_a_loaded_model_runs_is_compared(
     name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

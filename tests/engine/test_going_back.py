@@ -17,6 +17,7 @@ import pytest
 
 from tests.engine.test_context import grow_in_steps
 from tests.engine.tiny import RECURRENT, WINDOWED, Tensor, lengthened, model_path, rewrite
+from tests.samples import sampled
 from vkmoe.batch import Phase, TokenBatch
 from vkmoe.choices import DraftWay
 from vkmoe.config import EngineConfig
@@ -122,8 +123,7 @@ def test_going_back_and_copying_change_no_bit(
     assert n_back, "texts go back to where they were"
 
 
-@pytest.mark.parametrize("name", ["gptoss_odd", "gemma4_odd"])
-@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", sampled(["gptoss_odd", "gemma4_odd"], "gptoss_odd".__eq__))
 def test_a_ring_reaches_as_far_back_as_it_says(name: str) -> None:
     """A text goes back by each number of rows, from places all around the ring: without a copy up
     to the margin, and by more to where its prompt ended."""

@@ -92,7 +92,7 @@ def guessed(engine: Engine, tokens: list[int], cuts: list[int], phase: Phase) ->
 
 @pytest.mark.parametrize("device", ["vulkan", "cpu"])
 @pytest.mark.parametrize("name", (*GUESSING, *DRAFTERS))
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
     """In rows of prompts and in rows that are decoded, wherever these are cut."""
     stored = expected(name, DRAFTER_FOLDER if name in DRAFTERS else FOLDER)
@@ -117,7 +117,7 @@ def test_guesses_are_those_of_transformers(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", (*GUESSING, *DRAFTERS))
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 def test_every_barrier_of_guesses_is_needed(name: str) -> None:
     """An independent judge finds nothing unguarded, and misses each barrier that is taken away."""
     with engine_of(name, ubatch_size=40) as engine:
@@ -215,7 +215,7 @@ def without(tensors: dict[str, Tensor], prefix: str) -> None:
 
 
 @pytest.mark.parametrize("name", GUESSING)
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 def test_the_layer_may_be_in_a_file_of_its_own(name: str, tmp_path: Path) -> None:
     """One beside the model is found by its name, if it was made with it."""
     with open_model(model_path(name)) as model:

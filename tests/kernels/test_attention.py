@@ -121,7 +121,7 @@ def run_positions(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 def test_cpu_mapping(runner: Runner, name: str) -> None:
     shape = SHAPES[name]
     run_positions(runner, shape, choose_split(shape, CPU_TUNING, n_splits=2))

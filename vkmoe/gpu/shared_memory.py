@@ -40,7 +40,10 @@ def fill_shared(program: Program, seen: TensorRef, value: int = FILLED, first: i
 def with_filled_shared(program: Program, info: DeviceInfo) -> Program:
     """Return a program that fills shared memory in front of each dispatch of another."""
     n_groups = N_GROUPS_CPU if info.is_cpu else N_GROUPS
-    seen, filled = TensorRef("seen of shared memory", n_groups * WORKGROUP_SIZE), Program(program.name)
+    seen, filled = (
+        TensorRef("seen of shared memory", n_groups * WORKGROUP_SIZE),
+        Program(program.name),
+    )
     for command in program.commands:
         if isinstance(command, Dispatch):
             for _ in range(N_FILLS):

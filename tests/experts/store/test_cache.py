@@ -246,12 +246,17 @@ def test_submits_behind_copies_in_one_queue_find_them_without_a_wait_of_the_host
     rig, waited = make(), list[int]()
     object.__setattr__(rig.cache._ways, "in_order", True)
     rig.cache._tier.uploads = Uploads(device)
-    real = _Upload.wait
+    real, read = _Upload.wait, rig.read
 
     def wait(upload: _Upload) -> None:
         waited.append(1)
         real(upload)
 
+    def read_behind_copies(*given: Any) -> None:
+        device.native.wait_idle()  # a submit would begin then; the rig reads without one
+        read(*given)
+
+    monkeypatch.setattr(rig, "read", read_behind_copies)
     monkeypatch.setattr(_Upload, "done", lambda upload: False)  # none is seen to end
     monkeypatch.setattr(_Upload, "wait", wait)
     for n in (0, 2, 4):
