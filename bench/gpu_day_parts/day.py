@@ -33,14 +33,18 @@ DRIVER_FOLDERS = ("/usr/share", "/usr/local/share", "/etc", str(Path.home() / ".
 CONTAINER_DRIVERS = Path("/usr/local/nvidia/share/vulkan/icd.d")  # the loader does not look there
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 LINKED_LIBRARIES = ("X11", "Xext", "xcb", "GLX", "EGL")  # that NVIDIA's driver is linked with
+# What is timed of kernels: of single tokens and of prompts, each in types of which those of the
+# model come first. Prompts are multiplied on matrix units where the device has any.
 FAMILIES = "matvec,matvec_residual,expert_gate_up,expert_down"
-TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")  # those of the model come first
+TYPES = ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16", "Q5_0", "IQ3_XXS", "IQ2_XS", "NVFP4")
+PROMPT_FAMILIES = "matmul,expert_matmul_gate_up,expert_matmul_down"
+PROMPT_TYPES = ("Q4_K", "Q6_K", "MXFP4", "IQ3_XXS")
 TOKENS, REPEATS = 64, 4
 CARD_GIB = 12  # of the card that a larger one is taken for: what most users have
 # Kernels against their twins, and the law: placement, neighbours and cuts never change the answer.
 LAWS = ("tests/kernels", "tests/engine", "tests/execute")
 PROMPT = "def add a list of numbers"
-PROMPT_LENGTHS = "32,128,512"
+PROMPT_LENGTHS = "32,128,512,2048"
 SHARES = (50, 25)
 PARTS = ("all", "checks", "decoding")
 
@@ -298,18 +302,24 @@ def check_steps(device: str) -> Iterator[Step]:
 
 
 def bench_steps(options: DayOptions) -> Iterator[Step]:
-    """Yield the measurements of single things: transfers, and kernels in the model's shapes.
+    """Yield the measurements of single things: how long the demo model's kernels are compared
+    before its first token, transfers, and kernels in the model's shapes.
 
     Each type of weights is a step: one that is too slow costs its own rows of the table only.
     """
+    needs, where = ("build vkmoe",), _device(options.device)
+    canary = [sys.executable, "-m", "bench.canary", "demo", *where]
+    yield Step("canary", canary, 90, _canary, needs)
     asked = [("transfer", 60, ["transfer", "--quick"])]
     shapes = ["-m", "tiny"] if options.model == "tiny" else []
-    for kind in TYPES:
-        words = ["kernels", "--family", FAMILIES, "--type", kind, *shapes]
-        asked.append((f"kernels {kind}", 30, words))
+    kernels = [(FAMILIES, kind, "") for kind in TYPES]
+    kernels += [(PROMPT_FAMILIES, kind, " of prompts") for kind in PROMPT_TYPES]
+    for families, kind, what in kernels:
+        words = ["kernels", "--family", families, "--type", kind, *shapes]
+        asked.append((f"kernels {kind}{what}", 30, words))
     for name, limit, words in asked:
-        command = _vkmoe("bench", *words, "--json", *_device(options.device))
-        yield Step(name, command, limit, lambda out, err: last_json(out), ("build vkmoe",))
+        command = _vkmoe("bench", *words, "--json", *where)
+        yield Step(name, command, limit, lambda out, err: last_json(out), needs)
 
 
 def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
@@ -347,7 +357,7 @@ def decode_steps(place: Place, day: Day, device: str) -> Iterator[Step]:
     pool = ("--expert-mode", "cache", "--host-pool", f"{CARD_GIB - 4}GiB")
     yield ours(f"{small}, exchange", *card, *pool)
     prompts = [sys.executable, "-m", "bench.speed", "--model", file, *where]
-    yield Step("prompts", [*prompts, "--lengths", PROMPT_LENGTHS], 75, _prompt_speeds, needs)
+    yield Step("prompts", [*prompts, "--lengths", PROMPT_LENGTHS], 90, _prompt_speeds, needs)
     command = [*rival, "-p", PROMPT_LENGTHS, "-n", "0"]
     yield Step("prompts of llama.cpp", command, 60, _rival_prompts, rival_needs, variables)
     for share in SHARES:
@@ -378,6 +388,11 @@ def _chosen_device(out: str, err: str) -> Mapping[str, Any]:
 
 def _selftest(out: str, err: str) -> Mapping[str, Any]:
     return {"n_cases": len(last_json(out)["cases"])}
+
+
+def _canary(out: str, err: str) -> Mapping[str, Any]:
+    rows = last_json(out)["results"]["rows"]
+    return {"seconds": {row["what"]: row["value"]["median"] for row in rows}}
 
 
 def _validation(out: str, err: str) -> Mapping[str, Any]:

@@ -181,8 +181,12 @@ def finished(day: Recorder) -> list[str]:
     return [event.removeprefix("finish ") for event in day.events if "finish" in event]
 
 
-CHECKED = ["validation", "selftest", "laws"]
-KERNELS = [f"kernels {kind}" for kind in ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")]
+CHECKED, TIMED = ["validation", "selftest", "laws"], ["canary", "transfer"]
+KERNELS = [
+    *(f"kernels {kind}" for kind in ("Q4_K", "Q6_K", "Q8_0", "MXFP4", "F16")),
+    *(f"kernels {kind}" for kind in ("Q5_0", "IQ3_XXS", "IQ2_XS", "NVFP4")),
+    *(f"kernels {kind} of prompts" for kind in ("Q4_K", "Q6_K", "MXFP4", "IQ3_XXS")),
+]
 DECODED = [
     "vkmoe resident", "llama.cpp resident", "plan", "vkmoe 12 GiB", "llama.cpp 12 GiB",
     "vkmoe 12 GiB, hybrid", "vkmoe 12 GiB, cache", "vkmoe 12 GiB, exchange", "prompts",
@@ -192,14 +196,14 @@ DECODED = [
 
 def test_the_order(recorded: Recorder) -> None:
     built = ["python packages", "build vkmoe", "devices", "make the model", "build llama.cpp"]
-    assert finished(recorded) == [*built, *CHECKED, "transfer", *KERNELS, *DECODED]
+    assert finished(recorded) == [*built, *CHECKED, *TIMED, *KERNELS, *DECODED]
 
 
 def test_the_parts_together_are_the_day(tmp_path: Path) -> None:
     """So that a machine which is lent for less can run one after the other."""
     first, second = (recorded_day(tmp_path / part, part) for part in ("checks", "decoding"))
     built = ["python packages", "build vkmoe", "devices"]
-    assert finished(first) == [*built, "build llama.cpp", *CHECKED, "transfer", *KERNELS]
+    assert finished(first) == [*built, "build llama.cpp", *CHECKED, *TIMED, *KERNELS]
     assert finished(second) == [*built, "make the model", "build llama.cpp", *DECODED]
 
 
@@ -217,7 +221,7 @@ def test_nothing_runs_beside_what_is_timed(recorded: Recorder) -> None:
     begun = [events.index(f"start {name}") for name in ("make the model", "build llama.cpp")]
     assert max(begun) < events.index("finish build vkmoe")
     for name in ("build vkmoe", "make the model", "build llama.cpp", *CHECKED):
-        assert events.index(f"finish {name}") < events.index("start transfer")
+        assert events.index(f"finish {name}") < events.index("start canary")
 
 
 def test_both_sides_keep_as_many_experts_on_the_device(recorded: Recorder) -> None:
@@ -443,6 +447,8 @@ RECORDS = [
     kernels("Q4_K", 1990.0, KERNEL, KERNEL | {"shape": "few", "bytes_read": 1 << 20}),
     record("kernels Q6_K", None, "timed out", "matvec.q6_k"),
     kernels("Q8_0", 2010.0, KERNEL | {"variant": "matvec.q8_0", "shape": "last"}),
+    kernels("Q4_K of prompts", 2000.0, KERNEL | {"variant": "matmul.q4_k+matrix"}),
+    record("canary", {"seconds": {"demo, compared": 0.25}}),
     record("vkmoe resident", speed(300.0, bytes_per_token=2e9)),
     record("vkmoe resident, as ever", speed(250.0)),
     record("vkmoe 50 %", speed(100.0, bytes_per_token=2e9)),
@@ -472,8 +478,10 @@ def test_the_text_for_people() -> None:
     assert "| matvec.q4_k | 4096 x 2048 | 5 | 1,400 | 70% | below 75% |" in text
     assert "| matvec.q4_k | few | 5 | 1,400 | 70% |  |" in text  # too small to judge
     assert "| matvec.q8_0 | last |" in text  # though another type before it took too long
-    assert "| vkmoe prompt 512 | 2,500 |" in text
-    assert "| llama.cpp prompt 512 | 5,000 |" in text
+    assert "| vkmoe prompt 512 | 2,500 | 0.5 |" in text
+    assert "| llama.cpp prompt 512 | 5,000 |  |" in text
+    assert "| matmul.q4_k+matrix | 4096 x 2048 | 5 | 1,400 | 70% |  |" in text  # it computes
+    assert "- kernels compared before the first token: demo, compared 0.25 s" in text
     assert "still / loading" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("| vkmoe")}
     assert len(columns) == 3  # decode, prompts, steps: a bar in a reason does not make a column
