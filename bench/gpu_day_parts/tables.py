@@ -129,7 +129,7 @@ def _head(found: dict[str, Any]) -> str:
         "a token reads": token_bytes and f"{token_bytes / 1e6:.0f} MB of weights",
         "copy within device memory": copy and f"{copy:.0f} GB/s, read plus written",
         "selftest": (s := found["selftest"]) and f"all {s['n_cases']} cases agree with NumPy",
-        "kernels compared before the first token": (c := found["canary"]) and _seconds(c["seconds"]),
+        "kernels compared first": (c := found["canary"]) and _seconds(c["seconds"]),
         "validation layer": (v := found["validation"]) and v["said"],
         "tests of the law": (laws := found["laws"]) and laws["said"],
     }

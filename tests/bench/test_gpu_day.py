@@ -481,7 +481,7 @@ def test_the_text_for_people() -> None:
     assert "| vkmoe prompt 512 | 2,500 | 0.5 |" in text
     assert "| llama.cpp prompt 512 | 5,000 |  |" in text
     assert "| matmul.q4_k+matrix | 4096 x 2048 | 5 | 1,400 | 70% |  |" in text  # it computes
-    assert "- kernels compared before the first token: demo, compared 0.25 s" in text
+    assert "- kernels compared first: demo, compared 0.25 s" in text
     assert "still / loading" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("| vkmoe")}
     assert len(columns) == 3  # decode, prompts, steps: a bar in a reason does not make a column
