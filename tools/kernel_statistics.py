@@ -102,11 +102,10 @@ def compile_all(
     rows: dict[str, Compiled] = {}
     with Device(statistics=True) as device:
         compiling = partial(_compile, device, assembly=assembly)
-        for pipeline, models in pipelines(choose_tuning(device.info)).items():
-            if only in pipeline.name:
-                key = _digest(pipeline)
-                row = Compiled(**known[key]) if key in known else compiling(pipeline, models)
-                rows[key] = row._replace(models=models)
+        for pipeline, models in pipelines(choose_tuning(device.info), only).items():
+            key = _digest(pipeline)
+            row = Compiled(**known[key]) if key in known else compiling(pipeline, models)
+            rows[key] = row._replace(models=models)
     if kept and not rows.keys() <= known.keys():
         others = known if only else {}  # a run of all leaves out what no kernel is any more
         _keep(kept, others | {key: row._asdict() for key, row in rows.items()})

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from bench import long_context
+from bench.arms import Arms
 from bench.command import run_main
 from bench.models import custom_model, shape_of
+from bench.rows import rises
 from tests.engine.test_context import grow_in_steps
 from vkmoe.execute import recorder
 from vkmoe.execute.segments import cut_at_marks
@@ -132,6 +134,24 @@ def test_host_time(cache: list[str]) -> None:
         "in place", "with one queue", "with copies beside tokens",
     }  # fmt: skip
     assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
+
+
+def test_rows(cache: list[str]) -> None:
+    results = document("rows", *cache, *TINY, "--repeats", "2")["results"]
+    assert positive(results["rows"]) and len(results["rows"]) == 8 + 24
+
+
+def test_sizes_that_cost_more_are_named() -> None:
+    taken = Arms("s")
+    for turn in range(5):
+        for name, seconds in {
+            "decode 1": 4.0,
+            "decode 2": 2.0,
+            "decode 3": 3.0,
+            "prompt 1": 9.0,
+        }.items():
+            taken.add(name, seconds + turn / 100)
+    assert list(rises(taken, "decode")) == ["decode 3: 1.50 x a token of decode 2"]
 
 
 @pytest.mark.usefixtures("cpu_native")

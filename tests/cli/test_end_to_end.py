@@ -118,7 +118,7 @@ def test_every_command_with_its_defaults_and_with_its_variables(
 ) -> None:
     """Of the self-test a few kernels: tests/docs/test_readme.py runs all of them as a command."""
     command = COMMANDS[name]
-    few = suite.compiled_variants()[::100]
+    few = suite.compiled_variants()[::200]
     monkeypatch.setattr(suite, "compiled_variants", lambda: few)
     # What is fastest goes by a clock, and so does how much is measured: here there is time for all.
     monkeypatch.setattr(launch_choice, "choose", lambda times, table: ([*times][-1], 0.25))

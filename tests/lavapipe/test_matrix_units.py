@@ -31,7 +31,7 @@ def test_the_driver_has_matrix_units(run_module: RunModule) -> None:
         for kind in WEIGHT_TYPES
     ],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_kernels_agree_with_their_twins(run_module: RunModule, family: str, kind: str) -> None:
     only = f"{family}.{kind.lower()}+matrix"
     words = ("selftest", "--device", "llvmpipe", "--only", only, "--json")

@@ -28,6 +28,12 @@ def test_every_compiled_variant_is_in_a_pipeline_of_some_tuning() -> None:
     assert used == {path.stem for path in spirv_folder().glob("*.spv")}
 
 
+def test_those_of_a_type_are_the_same_without_the_others() -> None:
+    every = found(TUNINGS[0])
+    of_type = {pipeline: models for pipeline, models in every.items() if ".iq3_s" in pipeline.name}
+    assert of_type and pipelines(TUNINGS[0], ".iq3_s") == of_type
+
+
 @pytest.mark.parametrize("tuning", [*TUNINGS, ON_MATRIX_UNITS])
 def test_every_kernel_and_model_is_there_and_no_name_twice(tuning: Tuning) -> None:
     assert {pipeline.kernel for pipeline in found(tuning)} == set(KERNELS)
