@@ -138,7 +138,7 @@ class KvCaches(Closing):
         self.n_regions, n_positions = plan.n_regions, plan.first_positions
         self._ropes: dict[RopeSpec, _RopeTable] = {}
         self._layers: list[_LayerCaches] = []
-        self._n_positions: int | None = None  # to be counted, as caches have moved
+        self._n_positions: int | None = None  # None: caches have moved, count anew
         try:
             for rope in spec.ropes:
                 self._ropes[rope] = self._rope_table(rope, n_positions)

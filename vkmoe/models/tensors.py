@@ -7,14 +7,13 @@ outputs. Does not read what tensors hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vkmoe.errors import ModelFileError, UnsupportedModelError
+from vkmoe.errors import UnsupportedModelError
 from vkmoe.facts import (
     AttentionSpec,
     DeltaNetSpec,
@@ -26,7 +25,7 @@ from vkmoe.facts import (
     ModelSpec,
 )
 from vkmoe.gguf_file import GgufFile, TensorInfo
-from vkmoe.gguf_file.header import shown
+from vkmoe.models.tensor_finder import TensorFinder
 from vkmoe.models.trunk_tensors import (
     Columns,
     FileMatrix,
@@ -36,10 +35,8 @@ from vkmoe.models.trunk_tensors import (
     split_heads,
 )
 from vkmoe.models.weights import AttentionWeights, DeltaNetWeights, LatentWeights, MixerWeights
-from vkmoe.quants import HAS_KERNEL, TYPES
-from vkmoe.quants.layouts import HAS_ROW_SCALE
+from vkmoe.quants import TYPES
 
-VECTOR_TYPES = frozenset({"F32", "F16", "BF16"})  # a file's types of what is used as float32
 ROPE_FACTORS = "rope_freqs.weight"  # divisors for any context, as Llama 3.1 has them
 LONGROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -47,11 +44,8 @@ LONGROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 _FEED_FORWARD_NORMS = dict.fromkeys(
     ("glm4moe", "gpt-oss", "qwen35", "qwen35moe", "qwen3next"), "post_attention_norm"
 )
-# What converters put into one tensor where they are asked to.
-_FUSED = {"attn_q": "attn_qkv"}
 # What chooses positions to attend to. Where all are chosen it changes nothing.
 _INDEXER = ("k_norm.weight", "k_norm.bias", "proj.weight", "attn_k.weight", "attn_q_b.weight")
-_HINT = "the file was converted wrongly, is damaged, or needs a newer vkmoe"
 
 
 @dataclass(frozen=True)
@@ -210,7 +204,7 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
 
     Raises ModelFileError, or UnsupportedModelError for a type or a tensor vkmoe does not know.
     """
-    find = _Finder(file)
+    find = TensorFinder(file)
     width = spec.width
     embeddings = find.matrix("token_embd.weight", spec.n_vocab, width)
     output_gain = find.vector("output_norm.weight", width)
@@ -231,7 +225,7 @@ def read_tensors(file: GgufFile, spec: ModelSpec) -> ModelTensors:
     return ModelTensors(embeddings, output_gain, output, layers, inputs=inputs)
 
 
-def _inputs(find: _Finder, spec: ModelSpec) -> InputTensors:
+def _inputs(find: TensorFinder, spec: ModelSpec) -> InputTensors:
     """Find what a token brings to all layers.
 
     The sum of a row of the table and of what is normed is divided by the root of 2: the gain is
@@ -256,7 +250,7 @@ def read_ahead(file: GgufFile, spec: ModelSpec) -> AheadTensors:
         return _read_drafter(file, spec, spec.drafter)
     assert spec.ahead is not None, spec.name
     prefix, width = f"blk.{spec.n_layers}.", spec.width
-    find = _Finder(file).within(prefix)
+    find = TensorFinder(file).within(prefix)
     own = {
         name: find.matrix(f"nextn.{name}.weight", spec.n_vocab, width)
         for name in ("embed_tokens", "shared_head_head")
@@ -278,7 +272,7 @@ def read_ahead(file: GgufFile, spec: ModelSpec) -> AheadTensors:
 
 def _read_drafter(file: GgufFile, spec: ModelSpec, drafter: ModelSpec) -> AheadTensors:
     """Find and check the tensors of a drafter, which are all of its file."""
-    find, width = _Finder(file), drafter.width
+    find, width = TensorFinder(file), drafter.width
     for name in ("masked_embd_centroids.weight", "masked_embd_ordering", ROPE_FACTORS):
         find.ignore(name)  # what chooses tokens of which logits are computed: here all are
     found = AheadTensors(
@@ -295,7 +289,7 @@ def _read_drafter(file: GgufFile, spec: ModelSpec, drafter: ModelSpec) -> AheadT
     return found
 
 
-def _halves(find: _Finder, name: str, n_rows: int, n_columns: int) -> tuple[Columns, Columns]:
+def _halves(find: TensorFinder, name: str, n_rows: int, n_columns: int) -> tuple[Columns, Columns]:
     """Find a matrix that reads an embedding and a state, of so many columns each: here it is two.
 
     Raises UnsupportedModelError where blocks of its type have columns of both.
@@ -314,7 +308,7 @@ def _halves(find: _Finder, name: str, n_rows: int, n_columns: int) -> tuple[Colu
     )
 
 
-def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
+def _layer(find: TensorFinder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
     width = spec.width
     mixer, has_experts = layer.mixer, isinstance(layer.feed_forward, ExpertSpec)
     weights: type[MixerWeights]
@@ -342,7 +336,7 @@ def _layer(find: _Finder, spec: ModelSpec, layer: LayerSpec) -> LayerTensors:
 # that of memory, but for a layer's block or experts, which come first.
 
 
-def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
+def _attention(find: TensorFinder, spec: AttentionSpec, width: int) -> Iterator[Row]:
     q, kv = spec.q_width, spec.kv_width
     per_head = spec.qk_norm != "full_width"
     yield "gain", find.vector("attn_norm.weight", width)
@@ -362,7 +356,7 @@ def _attention(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
         yield "sinks", find.vector("attn_sinks.weight", spec.n_heads)
 
 
-def _projections(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row]:
+def _projections(find: TensorFinder, spec: AttentionSpec, width: int) -> Iterator[Row]:
     """List what projects queries, keys, values and gates: matrices apart, or in one tensor."""
     q, kv = spec.q_width, spec.kv_width
     if not spec.gated and find.has("attn_qkv.weight"):
@@ -386,7 +380,7 @@ def _projections(find: _Finder, spec: AttentionSpec, width: int) -> Iterator[Row
     yield "v", find.matrix(keys if spec.value_norm and not find.has(values) else values, kv, width)
 
 
-def _delta_net(find: _Finder, spec: DeltaNetSpec, width: int) -> Iterator[Row]:
+def _delta_net(find: TensorFinder, spec: DeltaNetSpec, width: int) -> Iterator[Row]:
     heads, out = spec.n_heads, spec.attended_width
     yield "gain", find.vector("attn_norm.weight", width)
     yield "qkv", find.matrix("attn_qkv.weight", spec.n_channels, width)
@@ -405,7 +399,7 @@ def _delta_net(find: _Finder, spec: DeltaNetSpec, width: int) -> Iterator[Row]:
     yield "out_gain", find.vector("ssm_norm.weight", spec.head_dim)
 
 
-def _latent(find: _Finder, spec: LatentSpec, width: int) -> Iterator[Row]:
+def _latent(find: TensorFinder, spec: LatentSpec, width: int) -> Iterator[Row]:
     heads, rank, q_rank = spec.n_heads, spec.kv_rank, spec.q_rank
     queries = heads * spec.query_dim
     yield "gain", find.vector("attn_norm.weight", width)
@@ -431,7 +425,7 @@ def _latent(find: _Finder, spec: LatentSpec, width: int) -> Iterator[Row]:
         find.ignore(f"indexer.{name}")
 
 
-def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> Iterator[Row]:
+def _feed_forward(find: TensorFinder, spec: FeedForward, width: int, norm: str) -> Iterator[Row]:
     """List what there is besides the block or the experts."""
     if isinstance(spec, ExpertSpec) and spec.beside_width:
         yield from _beside(find, spec, width)
@@ -453,7 +447,7 @@ def _feed_forward(find: _Finder, spec: FeedForward, width: int, norm: str) -> It
         yield "shared_gate", find.matrix("ffn_gate_inp_shexp.weight", 1, width)
 
 
-def _beside(find: _Finder, spec: ExpertSpec, width: int) -> Iterator[Row]:
+def _beside(find: TensorFinder, spec: ExpertSpec, width: int) -> Iterator[Row]:
     """List a dense block beside experts, and the norms before and behind both."""
     yield "gain", find.vector("pre_ffw_norm_2.weight", width)
     yield "beside_gain", find.vector("ffn_norm.weight", width)
@@ -464,14 +458,16 @@ def _beside(find: _Finder, spec: ExpertSpec, width: int) -> Iterator[Row]:
     yield "router_gain", replace(scale, factor=width**-0.5)
 
 
-def _input(find: _Finder, inner: int, width: int) -> Iterator[Row]:
+def _input(find: TensorFinder, inner: int, width: int) -> Iterator[Row]:
     """List what adds that which a token brings to the layer."""
     yield "gate", find.matrix("inp_gate.weight", inner, width)
     yield "output", find.matrix("proj.weight", width, inner)
     yield "post_gain", find.vector("post_norm.weight", width)
 
 
-def _block(find: _Finder, spec: FeedForward, width: int, suffix: str = "") -> FeedForwardTensors:
+def _block(
+    find: TensorFinder, spec: FeedForward, width: int, suffix: str = ""
+) -> FeedForwardTensors:
     """Find the tensors of a block that every token uses, or of the routed experts.
 
     Experts have one tensor of all, or, in old files, one of each.
@@ -502,127 +498,3 @@ def _block(find: _Finder, spec: FeedForward, width: int, suffix: str = "") -> Fe
         found = find.vector(f"ffn_{name}{suffix}.bias", *leading, rows)
         biases.append(ExpertMatrix(found.tensors, n, 1, rows))
     return FeedForwardTensors(tuple(matrices), tuple(biases))
-
-
-class _Finder:
-    """Finds tensors by name and checks them. Call `finish` when all that are known were asked for.
-
-    Raises ModelFileError for a tensor that is missing or of another shape.
-    """
-
-    def __init__(self, file: GgufFile) -> None:
-        self.path, self._tensors = file.path, file.tensors
-        self._used: set[str] = set()
-        self._prefix = ""
-
-    def within(self, prefix: str) -> _Finder:
-        """Make a finder that puts `prefix` before each name; what it finds counts as used here."""
-        inner = copy(self)
-        inner._prefix = prefix
-        return inner
-
-    def has(self, name: str) -> bool:
-        return self._prefix + name in self._tensors
-
-    def ignore(self, name: str) -> None:
-        """Count a tensor that changes nothing as used, if it is there."""
-        self._used.add(self._prefix + name)
-
-    def ignore_layer(self, index: int) -> None:
-        """Count all tensors of a layer that is not run as used."""
-        prefix = f"blk.{index}."
-        self._used |= {name for name in self._tensors if name.startswith(prefix)}
-
-    def matrix(self, name: str, *shape: int) -> FileMatrix:
-        """Find weights [..., rows, columns]. Raises UnsupportedModelError if they cannot be run."""
-        tensor = self._find(name, shape)
-        name = tensor.name
-        if tensor.type not in HAS_KERNEL:
-            number = TYPES[tensor.type].ggml_id
-            raise UnsupportedModelError(
-                f"{self.path}: {name} is of type {tensor.type} ({number}), which is not for "
-                "weights",
-                f"requantise the model; vkmoe runs {', '.join(sorted(HAS_KERNEL))}",
-            )
-        if shape[-1] % 32:
-            raise UnsupportedModelError(
-                f"{self.path}: {name} has rows of {shape[-1]} weights, not a multiple of 32",
-                "vkmoe cannot run this model",
-            )
-        return FileMatrix(tensor, scale_tensor=self._scale(tensor))
-
-    def _scale(self, tensor: TensorInfo) -> TensorInfo | None:
-        """Find what the weights of a matrix, or of each expert's, are multiplied by (NVFP4).
-
-        The scale of inputs is of use where vectors are rounded to that type too: not here.
-        """
-        if tensor.type not in HAS_ROW_SCALE:
-            return None
-        name = tensor.name.removeprefix(self._prefix).removesuffix(".weight")
-        self.ignore(f"{name}.input_scale")
-        n = tensor.shape[0] if name.endswith("_exps") else 1
-        return self._find(f"{name}.scale", (n,)) if self.has(f"{name}.scale") else None
-
-    def alike(self, names: Sequence[str], *shape: int) -> list[FileMatrix]:
-        """Find matrices of one shape, which must have one type."""
-        found = [self.matrix(name, *shape) for name in names]
-        tensors = [matrix.tensor for matrix in found]
-        other = next((tensor for tensor in tensors if tensor.type != tensors[0].type), None)
-        if other is not None:
-            raise UnsupportedModelError(
-                f"{self.path}: {other.name} is of type {other.type}, "
-                f"{tensors[0].name} of type {tensors[0].type}",
-                "vkmoe needs one type for all experts of a layer; convert the model again",
-            )
-        return found
-
-    def vector(self, name: str, *shape: int) -> FileVector:
-        """Find gains or biases, which are used as float32."""
-        tensor = self._find(name, shape)
-        if tensor.type not in VECTOR_TYPES:
-            message = f"{self.path}: {tensor.name} is of type {tensor.type}"
-            raise UnsupportedModelError(message, _HINT)
-        return FileVector((tensor,))
-
-    def finish(self, prefix: str = "") -> None:
-        """Raise UnsupportedModelError for tensors that were not asked for, of those so named."""
-        unknown = sorted(name for name in self._tensors if name.startswith(prefix))
-        unknown = [name for name in unknown if name not in self._used]
-        if unknown:
-            names = ", ".join(shown(name) for name in unknown[:3]) + (
-                f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-            )
-            raise UnsupportedModelError(
-                f"{self.path}: tensors vkmoe does not know: {names}",
-                "leaving them out could change the answer; update vkmoe",
-            )
-
-    def _find(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        """Find a tensor. A vector and a matrix of one row are the same to files."""
-        name = self._prefix + name
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            self._refuse_fused(name)
-            raise ModelFileError(f"{self.path}: tensor {name} is missing", _HINT)
-        if _without_leading_ones(tensor.shape) != _without_leading_ones(shape):
-            raise ModelFileError(
-                f"{self.path}: {name} has shape {list(tensor.shape)}, expected {list(shape)}",
-                _HINT,
-            )
-        self._used.add(name)
-        return tensor._replace(shape=shape)
-
-    def _refuse_fused(self, name: str) -> None:
-        """Say so where a tensor is not missing but a part of another."""
-        prefix, _, rest = name.rpartition(".weight")[0].rpartition(".")
-        fused = f"{prefix}.{_FUSED.get(rest, rest)}.weight"
-        if rest in _FUSED and fused in self._tensors:
-            raise UnsupportedModelError(
-                f"{self.path}: {name} is a part of {fused}, which vkmoe does not take apart",
-                "convert the model again without fusing tensors",
-            )
-
-
-def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    n_ones = next((index for index, size in enumerate(shape) if size != 1), len(shape))
-    return shape[n_ones:]

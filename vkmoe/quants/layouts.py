@@ -111,22 +111,25 @@ def to_device(
     if planes is None:
         out[:, :end] = data
     else:
-        block_bytes = TYPES[type_name].block_bytes
-        blocks = data.reshape(len(data), end // block_bytes, block_bytes)
-        start = 0
-        for plane in planes:
-            # Pieces are opaque items, so that NumPy moves each as a whole.
-            piece = np.dtype((np.void, plane.size))
-            run = out[:, start : start + blocks.shape[1] * plane.size]
-            run.view(piece)[...] = blocks[:, :, plane.at : plane.at + plane.size].view(piece)[
-                ..., 0
-            ]
-            start += run.shape[1]
+        start = _fill_planes(out, data, TYPES[type_name].block_bytes, planes)
         if type_name in HAS_ROW_SCALE:
             out[:, start : start + 4] = np.full(len(data), scale, "<f4")[:, None].view(np.uint8)
             end = start + 4
     out[:, end:] = 0
     return out
+
+
+def _fill_planes(out: Bytes, data: Bytes, block_bytes: int, planes: tuple[_Plane, ...]) -> int:
+    """Gather the planes of rows, one behind the other; return where they end in a row of `out`."""
+    blocks = data.reshape(len(data), data.shape[1] // block_bytes, block_bytes)
+    start = 0
+    for plane in planes:
+        # Pieces are opaque items, so that NumPy moves each as a whole.
+        piece = np.dtype((np.void, plane.size))
+        run = out[:, start : start + blocks.shape[1] * plane.size]
+        run.view(piece)[...] = blocks[:, :, plane.at : plane.at + plane.size].view(piece)[..., 0]
+        start += run.shape[1]
+    return start
 
 
 def lay_out(

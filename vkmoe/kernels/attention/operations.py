@@ -224,12 +224,8 @@ def _attend(
     caches, constants = cache.memory(shape), cache.constants(shape)
     partials = {"partials": tensors.partials.rows(op.n_rows, 0, split.partials_words(shape))}
     out = {"out": tensors.out.rows(op.n_rows, 0, shape.n_heads * shape.value_dim)}
-    numbers = {
-        **shape_numbers(shape),
-        **vars(split),
-        **cache.numbers,
-        **places({**given, **partials, **out}),
-    }
+    numbers = {**shape_numbers(shape), **vars(split), **cache.numbers}
+    numbers |= places({**given, **partials, **out})
     modes = (WHOLE,) if op.n_rows == 1 else (APPEND, READ)
     for mode in modes if shape.appends else (READ,):
         n_splits = 1 if mode == APPEND else split.n_splits

@@ -159,8 +159,7 @@ def _append_matmul(
     n_heads, start, bias = more.get("n_heads", 1), more.get("start", 0), more.get("bias", 0)
     kind, n_columns = group[0].type, group[0].n_columns
     numbers, tile = group_numbers(group), op.tuning.tile
-    n_all = numbers["n_rows"]
-    n_rows = n_all // n_heads
+    n_all, n_rows = numbers["n_rows"], numbers["n_rows"] // n_heads
     ends = {name: min(numbers[name], n_rows) for name in ("rows_end0", "rows_end1", "n_rows")}
     op.launch(
         spec.dispatch(

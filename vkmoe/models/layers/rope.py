@@ -19,7 +19,8 @@ from vkmoe.errors import ModelFileError
 from vkmoe.facts import RopeSpec
 from vkmoe.gguf_file.header import shown
 from vkmoe.models.metadata import MAX_SIZE, WRONG_FILE, Metadata
-from vkmoe.models.tensors import LONGROPE_FACTORS, ROPE_FACTORS, VECTOR_TYPES
+from vkmoe.models.tensor_finder import VECTOR_TYPES
+from vkmoe.models.tensors import LONGROPE_FACTORS, ROPE_FACTORS
 from vkmoe.quants import decode
 
 LEAST_FACTOR, LARGEST_FACTOR = 1e-6, 1e6  # no rule makes others, and no angle overflows
