@@ -136,6 +136,7 @@ def test_host_time(cache: list[str]) -> None:
     assert 0 <= results["hit_rate"] < 1 and results["uploads_per_token"] > 0
 
 
+@pytest.mark.full
 def test_rows(cache: list[str]) -> None:
     results = document("rows", *cache, *TINY, "--repeats", "2")["results"]
     assert positive(results["rows"]) and len(results["rows"]) == 8 + 24

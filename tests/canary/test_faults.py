@@ -105,6 +105,7 @@ def test_no_planted_fault_writes_text(demo: Demo, modules: Modules) -> None:
     assert {"refused", "replaced"} <= set(outcomes)
 
 
+@pytest.mark.full
 def test_a_missing_barrier_is_noticed_whatever_others_left(demo: Demo, modules: Modules) -> None:
     """Sums whose other parts are 0, or are there from the same kernel, must not hide it."""
     demo, variant = demo._replace(tuning=LIKE_A_GPU), "matvec_residual.q6_k+subgroup"

@@ -116,6 +116,8 @@ def test_behind_the_experts_layers_go_to_the_host(
 def test_where_memory_is_shared_experts_go_to_the_host(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    for module in ("vkmoe.engine", "vkmoe.placement.decide"):  # which other tests' processes share
+        monkeypatch.setattr(f"{module}.available_bytes", lambda: 4 * GIB)
     wanted, _ = logits_of()
     Full(monkeypatch, 1 << 20)
     found, engine = logits_of()

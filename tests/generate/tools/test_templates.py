@@ -231,7 +231,7 @@ def faults(sources: Mapping[str, str], step: int) -> dict[str, str]:
     return {name: why for name, why in found.items() if why}
 
 
-STEPS = [127, pytest.param(3, marks=pytest.mark.full)]
+STEPS = [251, pytest.param(3, marks=pytest.mark.full)]
 
 
 @pytest.mark.shared
