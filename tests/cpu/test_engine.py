@@ -79,7 +79,7 @@ def test_the_demo_model_says_what_it_says_without_rounding() -> None:
 def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
     """The same model on 1, 2 and 4 threads."""
     path = demo_model_path() if request.param == "demo" else model_path(request.param)
-    options: dict[str, Any] = {"ctx_size": N_TOKENS + 7, "parallel": 3, "ubatch_size": 64}
+    options: dict[str, Any] = {"ctx_size": N_TOKENS + 7, "parallel": 4, "ubatch_size": 64}
     with ExitStack() as stack:
         yield [
             stack.enter_context(on_threads(lengthened(path, N_TOKENS + 7), n, **options))

@@ -80,7 +80,7 @@ def engines(request: pytest.FixtureRequest) -> Iterator[list[Engine]]:
     """The same model with 1, 2 and 4 threads beside the GPU."""
     name, way = request.param
     path = demo_model_path() if name == "demo" else model_path(name)
-    options: dict[str, Any] = {"ctx_size": N_TOKENS + 7, "parallel": 3, "ubatch_size": 64}
+    options: dict[str, Any] = {"ctx_size": N_TOKENS + 7, "parallel": 4, "ubatch_size": 64}
     with ExitStack() as stack:
         yield [
             stack.enter_context(

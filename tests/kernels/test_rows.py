@@ -78,9 +78,9 @@ def test_matrices(runner: Runner, tuning: Tuning) -> None:
 
 @pytest.mark.parametrize("most", [3, 8, *elsewhere(1, 2, 4)])
 def test_however_many_columns_a_workgroup_takes(runner: Runner, most: int) -> None:
-    """Of six rows one, two, three; of eight four or all."""
+    """Of five rows one or all; of six one, two, three or all; of eight four or all."""
     tuning = replace(TUNINGS[-1], most_columns=most, rows=3)
-    batches = (RowBatch((1, 4, 0, 2, 6, 5), 6), RowBatch(ALL, 8))
+    batches = (RowBatch((3, 0, 6, 1, 5), 5), RowBatch((1, 4, 0, 2, 6, 5), 6), RowBatch(ALL, 8))
     for case in (of_matrices(tuning, ("Q4_K", 7)), of_heads(tuning, "Q4_K")):
         RowsCase(case, batches).run(runner).verify()
 

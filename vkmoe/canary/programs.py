@@ -32,7 +32,7 @@ from vkmoe.models.kv_caches import KvAddresses
 from vkmoe.models.tensors import FeedForwardTensors, LayerTensors
 from vkmoe.models.trunk_tensors import FileMatrix
 from vkmoe.models.weights import AheadWeights, ModelWeights, with_slots
-from vkmoe.models.workspace import FEW_ROWS, AttentionKernels, MixerKernels
+from vkmoe.models.workspace import LOGIT_ROWS, AttentionKernels, MixerKernels
 from vkmoe.placement.decide import Decision
 from vkmoe.weights.outline import Outline
 
@@ -198,7 +198,7 @@ def _kinds(decision: Decision) -> Iterator[BatchKind]:
     for n_rows in space.row_sizes["decode"]:
         yield BatchKind("decode", n_rows, n_rows)
     for n_rows in space.row_sizes["prompt"][-1:]:
-        for n_logits in FEW_ROWS:
+        for n_logits in LOGIT_ROWS:
             if n_logits <= min(n_rows, space.logits.n_rows):
                 yield BatchKind("prompt", n_rows, n_logits)
 

@@ -11,7 +11,6 @@ from vkmoe.gpu.backend import Backend
 from vkmoe.gpu.program import Bound
 from vkmoe.kernels.logits.operations import PROOF_WORDS
 from vkmoe.models.ahead import GuessDecoder
-from vkmoe.models.workspace import FEW_ROWS
 
 
 class AheadPrograms:
@@ -66,8 +65,7 @@ class AheadPrograms:
     def _recording(self, batch: TokenBatch, follows: bool) -> Recorded:
         """Return what is recorded for the smallest kind that takes a batch."""
         n_rows, n_logits = len(batch.tokens), sum(batch.wants_logits)
-        size = next(n for n in self._decoder.workspace.row_sizes[batch.phase] if n >= n_rows)
-        kind = BatchKind(batch.phase, size, next(n for n in (0, *FEW_ROWS) if n >= n_logits))
+        kind = self._decoder.workspace.batch_kind(batch.phase, n_rows, n_logits)
         if (kind, follows) not in self._recorded:
             decoder = replace(self._decoder, follows=follows)
             recorder = _Recorder(self._backend, decoder, self._programs.io, "fused", None)

@@ -46,7 +46,6 @@ from vkmoe.interrupts import checkpoint
 from vkmoe.kernels.logits.operations import PROOF_WORDS, CandidatesReader
 from vkmoe.kernels.router.operations import LogViews
 from vkmoe.models.decoder import Decoder
-from vkmoe.models.workspace import FEW_ROWS
 from vkmoe.modes import Hybrid
 
 _TIME_WEIGHT = 0.25  # of the newest run in the running estimate of the time
@@ -367,15 +366,13 @@ class TokenPrograms(Closing):
     def _kind(self, batch: TokenBatch) -> BatchKind:
         """Choose the smallest program that takes a batch."""
         n_rows, n_logits = len(batch.tokens), sum(batch.wants_logits)
-        sizes = self._space.row_sizes[batch.phase]
-        assert 0 < n_rows <= sizes[-1], (n_rows, sizes)
-        size = next(size for size in sizes if size >= n_rows)
+        assert 0 < n_rows <= self._space.row_sizes[batch.phase][-1], batch
         if batch.phase == "decode":
             assert n_logits in (0, n_rows), "rows to decode want logits, all or none"
-            return BatchKind("decode", size, size if n_logits else 0)
+            return self._space.batch_kind("decode", n_rows, n_logits)
         n_logits = 0 if batch.wants_states else n_logits
         n_logits = min(n_logits, self._space.logits.n_rows)  # the head runs again for the others
-        return BatchKind("prompt", size, next(n for n in (0, *FEW_ROWS) if n >= n_logits))
+        return self._space.batch_kind("prompt", n_rows, n_logits)
 
     def _log_views(self, n_rows: int, n_used: int) -> LogViews:
         """Return views of the first rows of the log of a program with `n_rows` rows."""

@@ -14,9 +14,8 @@ from vkmoe.choices import Layout
 from vkmoe.facts import DeviceInfo, MatrixShape
 from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, Tile, TileNumbers
 
-# Rows of a batch that a workgroup takes at once. With more, CPU drivers take seconds to compile a
-# kernel, and Intel's GPUs spill registers.
-_COLUMNS, _CPU_COLUMNS, _INTEL_COLUMNS = 8, 4, 2
+# Rows of a batch that a workgroup takes at once. With more, Intel's GPUs spill registers.
+_COLUMNS, _INTEL_COLUMNS = 8, 2
 
 # Of GPUs. The statistics of ACO, NAK and Intel's compiler favour no other size of workgroup. Their
 # registers allow 8 rows of some types, but fewer workgroups then hide each other's waiting.
@@ -146,6 +145,16 @@ class Tuning:
         """Choose how many rows of a batch a workgroup takes at once: a divisor of their number."""
         return max(n for n in range(1, self.most_columns + 1) if n_rows % n == 0)
 
+    def decode_sizes(self, most: int) -> tuple[int, ...]:
+        """Choose how many rows programs have that decode up to `most` of them.
+
+        A batch that a smaller program does not take has rows without a token in a larger one, which
+        cost as much as others. Where a batch takes several columns at a time, the last are few.
+        """
+        columns = self.most_columns
+        sizes = range(1, most + 1)
+        return tuple(n for n in sizes if n <= columns or n % columns == 0 or n == most)
+
     def walk_rows(self, launch: Launch, columns: int) -> int:
         """Choose of how many weight rows a workgroup holds the unpacked chunks, if it reuses them.
 
@@ -198,7 +207,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
     subgroup_size = device.subgroup_size if device.subgroup_arithmetic else 0
     if device.is_cpu:
         load_64bit = takes_subgroup_blocks(device)
-        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size, most_columns=_CPU_COLUMNS)
+        return Tuning("blocks", 8, 8, False, load_64bit, subgroup_size)
     return Tuning(
         "lanes",
         _WORKGROUP_SIZE,

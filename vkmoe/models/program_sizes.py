@@ -16,7 +16,7 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KvTypes, both
 from vkmoe.models.cpu_experts import CpuTensors
 from vkmoe.models.kept import Kept, ring_of, state_bytes
-from vkmoe.models.workspace import FEW_ROWS, RowSizes, Workspace, mixer_kernels
+from vkmoe.models.workspace import MOST_DECODED, RowSizes, Workspace, mixer_kernels
 from vkmoe.option_fields import in_mib
 
 SURE_CTX_SIZE, LEAST_CTX_SIZE = 8192, 512  # that there is room for unasked; at least
@@ -93,7 +93,7 @@ def _margin(n_rows: int) -> int:
 
     They are the rows of a batch, and those by which a text goes back without a copy.
     """
-    return max(n_rows, FEW_ROWS[-1])
+    return max(n_rows, MOST_DECODED)
 
 
 def n_state_copies(n_bytes: int) -> int:
@@ -119,21 +119,23 @@ def kv_types(config: EngineConfig, spec: ModelSpec) -> KvTypes:
     return both(keys)
 
 
-def row_sizes(config: EngineConfig, device: DeviceInfo, n_rows: int = 0) -> RowSizes:
-    """Choose how many rows programs have: to decode, and of a prompt, `n_rows` at most if given.
+def _decode_sizes(config: EngineConfig, tuning: Tuning) -> tuple[int, ...]:
+    """Choose how many rows programs decode: one of each sequence, or guesses to verify."""
+    return tuning.decode_sizes(
+        MOST_DECODED if config.verifies else min(config.parallel, MOST_DECODED)
+    )
 
-    More than one row is decoded where there are several sequences, or guesses to verify.
-    """
+
+def _prompt_sizes(config: EngineConfig, device: DeviceInfo, n_rows: int = 0) -> tuple[int, ...]:
+    """Choose how many rows of a prompt programs have, `n_rows` at most if given."""
     most = CPU_UBATCH if device.is_cpu and device.is_vulkan else GPU_UBATCH
     most = n_rows or config.ubatch_size or most
-    prompt = [size for size in PROMPT_ROWS if size < most]
-    several = config.parallel > 1 or config.verifies
-    return RowSizes(FEW_ROWS if several else (1,), (*prompt, most))
+    return (*(size for size in PROMPT_ROWS if size < most), most)
 
 
 def chunks_to_try(config: EngineConfig, device: DeviceInfo) -> tuple[int, ...]:
     """List the sizes of the longest chunks of prompts that may be planned, the longest first."""
-    most = row_sizes(config, device).prompt[-1]
+    most = _prompt_sizes(config, device)[-1]
     if config.ubatch_size is not None or not device.is_vulkan:
         return (most,)
     return (most, *(n for n in reversed(PROMPT_ROWS) if LEAST_ROWS <= n < most))
@@ -152,7 +154,8 @@ def workspace_of(
     `shares`: another device computes experts. Raises UsageError where the device cannot bind it.
     """
     kernels = mixer_kernels(spec, kept(config, spec, sure_context(config, spec), n_rows), tuning)
-    workspace = Workspace(spec, tuning, kernels, row_sizes(config, device, n_rows), shares)
+    sizes = RowSizes(_decode_sizes(config, tuning), _prompt_sizes(config, device, n_rows))
+    workspace = Workspace(spec, tuning, kernels, sizes, shares)
     largest = max(workspace.tensors, key=lambda tensor: tensor.n_bytes)
     if largest.n_bytes > (most := device.limits.max_storage_buffer_range):
         raise UsageError(

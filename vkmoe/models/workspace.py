@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vkmoe.batch import Phase
+from vkmoe.batch import BatchKind, Phase
 from vkmoe.facts import DeltaNetSpec, ExpertSpec, FeedForward, LatentSpec, Mixer, ModelSpec
 from vkmoe.gpu.program import TensorRef
 from vkmoe.gpu.token_io import param_words
@@ -138,7 +138,8 @@ class RowSizes:
         return max((*self.decode, *self.prompt))
 
 
-FEW_ROWS = (1, 2, 4, 8)  # to decode, or that may want logits: sizes of programs
+MOST_DECODED = 8  # rows of a batch
+LOGIT_ROWS = (1, 2, 4, 8)  # of a prompt, that may want logits: sizes of programs
 
 
 class LatentWorkspace:
@@ -220,7 +221,7 @@ class Workspace:
     ) -> None:
         """Describe them; `shares`: another device computes experts, which takes one more."""
         n_rows = sizes.most
-        n_logits = max(n for n in FEW_ROWS if n <= max(n_rows, 1))
+        n_logits = max(n for n in LOGIT_ROWS if n <= max(n_rows, 1))
         # One partial per workgroup of whichever producer has most.
         width = spec.width
         n_partials = max(-(-width // tuning.fewest_rows), -(-width // (32 * tuning.workgroup_size)))
@@ -293,6 +294,16 @@ class Workspace:
         """
         assert self.block_out is not None
         return NormOutput(self.block_out, self.gained, self.norm_partials, gain, adds=False)
+
+    def batch_kind(self, phase: Phase, n_rows: int, n_logits: int) -> BatchKind:
+        """Choose the smallest program that takes so many rows, of which some want logits.
+
+        Must hold: they are no more than the largest has.
+        """
+        sizes = self.row_sizes[phase]
+        heads = sizes if phase == "decode" else LOGIT_ROWS
+        size = next(size for size in sizes if size >= n_rows)
+        return BatchKind(phase, size, next(n for n in (0, *heads) if n >= n_logits))
 
     def routing_log(self, n_rows: int) -> RoutingLog:
         """Lay out the log of a program with so many rows."""
