@@ -7,9 +7,10 @@
 Both sides are compiled by the GPU's driver: ours in the tile that vkmoe chooses there, llama.cpp's
 in the largest that it allows (llama_cpp_matmul.py). Where llama.cpp multiplies int8, its shader of
 f16 is compared besides. What the main loop does is counted in the machine code and priced by the
-formula of assembly/cost.py, which has its sources and what it leaves out. All columns but registers
-are per 1,000 multiply-adds; matrix, vector and shared are cycles, and cycles are their sum. No
-figure is a time: nothing runs. The exit code is 1 where a shader spills.
+formula of assembly/cost.py, which has its sources and what it leaves out. Columns are per 1,000
+multiply-adds but for the last three; of the first, matrix, vector and shared add up to cycles, and
+the ratio is ours to llama.cpp's. "spilled" is of the whole shader, "spill bytes" of that loop. No
+figure is a time: nothing runs. The exit code is 1 where a shader of ours spills.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tools.assembly import read
 from tools.assembly.cost import Work, main_loop_work
@@ -43,6 +44,9 @@ from vkmoe.errors import VkmoeError
 from vkmoe.facts import DeviceInfo
 from vkmoe.gpu.device import Device, spirv_words
 from vkmoe.kernels.tuning import choose_tuning
+
+if TYPE_CHECKING:
+    from vkmoe.gpu._native import Executable
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -87,8 +91,8 @@ class Comparison(NamedTuple):
 # ----- on the driver -----
 
 
-def compare(gpu: str, types: Sequence[str]) -> Comparison:
-    """Compile both sides on the device at hand, which is called `gpu`.
+def compare(gpu: str, types: Sequence[str], assembly: Path | None = None) -> Comparison:
+    """Compile both sides on the device at hand, which is called `gpu`; writes their assembly.
 
     Raises VkmoeError, CalledProcessError, ArchiveError, and ValueError as `main_loop_work`.
     """
@@ -96,29 +100,31 @@ def compare(gpu: str, types: Sequence[str]) -> Comparison:
         info = device.info
         driver = f"{info.driver_name} {info.driver_info}"
         notes = list(_notes(info))
-        rows = [] if notes else [row for kind in types for row in _rows(device, kind)]
+        rows = [] if notes else [row for kind in types for row in _rows(device, kind, assembly)]
     return Comparison(gpu, info.name, driver, notes, rows)
 
 
 def _notes(info: DeviceInfo) -> Iterator[str]:
     """Say which side multiplies no matrices there, and why."""
     if choose_tuning(info).matrix_tile is None:
-        least = info.subgroup_range[0]
-        yield f"{OURS} multiplies no matrices there (subgroups from {least} lanes on)"
+        least, none = info.subgroup_range[0], "the driver offers no matrices of f16"
+        why = f"subgroups of {least} lanes are too few" if info.half_shapes else none
+        yield f"{OURS} multiplies no matrices there: {why}"
     if (reason := why_none(info)) is not None:
         yield f"{THEIRS} multiplies no matrices there: {reason}"
 
 
-def _rows(device: Device, kind: str) -> Iterator[Row]:
+def _rows(device: Device, kind: str, assembly: Path | None) -> Iterator[Row]:
     """Compile a type's shaders of both sides, ours first."""
     own = pipelines(choose_tuning(device.info), f".{kind}+matrix")
     for matrices, (kernel, words) in MATRICES.items():
         (ours,) = (p for p in own if p.kernel == kernel and {*words} <= set(p.name.split()))
-        yield _row(device, ours, spirv_words(ours.variant), (kind, matrices, OURS, "f16"))
+        compiled = _compile(device, ours, spirv_words(ours.variant))
+        yield _row(compiled, (kind, matrices, OURS, "f16"), assembly)
         for shader in matmul_shaders(device.info, kind, matrices != "dense"):
             spirv = compile_shader(shader, sources(), compiler())
-            names = kind, matrices, THEIRS, shader.factors
-            yield _row(device, _pipeline(shader), spirv, names)
+            compiled = _compile(device, _pipeline(shader), spirv)
+            yield _row(compiled, (kind, matrices, THEIRS, shader.factors), assembly)
 
 
 def _pipeline(shader: Shader) -> Pipeline:
@@ -128,8 +134,7 @@ def _pipeline(shader: Shader) -> Pipeline:
     )
 
 
-def _row(device: Device, pipeline: Pipeline, spirv: bytes, names: tuple[str, str, str, str]) -> Row:
-    """Compile a shader, and count. Raises ValueError with its name, as `main_loop_work`."""
+def _compile(device: Device, pipeline: Pipeline, spirv: bytes) -> Executable:
     kernel = device.native.kernel(
         spirv,
         [device.native.tensor(1)] * pipeline.n_bindings,
@@ -140,8 +145,16 @@ def _row(device: Device, pipeline: Pipeline, spirv: bytes, names: tuple[str, str
         True,
     )
     (executable,) = kernel.executables()  # compute pipelines have one
-    statistics, lanes = executable.statistics, executable.subgroup_size
-    text = "".join(part for key, part in executable.texts.items() if "assembly" in key.lower())
+    return executable
+
+
+def _row(found: Executable, names: tuple[str, str, str, str], assembly: Path | None) -> Row:
+    """Count what a shader does. Raises ValueError with its names, as `main_loop_work`."""
+    lanes, statistics = found.subgroup_size, found.statistics
+    text = "".join(part for key, part in found.texts.items() if "assembly" in key.lower())
+    if assembly is not None:
+        path = assembly / f"{' '.join(names).replace(' ', '_')}.s"
+        path.write_text(text, encoding="utf-8")
     try:
         work = main_loop_work(read(text, lanes), lanes)
     except ValueError as reason:
@@ -153,12 +166,15 @@ def _row(device: Device, pipeline: Pipeline, spirv: bytes, names: tuple[str, str
 # ----- from here -----
 
 
-def compared_on(gpu: str, types: Sequence[str] = TYPES) -> Comparison:
+def compared_on(gpu: str, types: Sequence[str] = TYPES, assembly: Path | None = None) -> Comparison:
     """Compare in a process on the driver of a GPU, past its cache.
 
     Raises RuntimeError with what that process wrote where it fails.
     """
     program = [sys.executable, "-m", "tools.compare_shaders", "--here", gpu, "--type", *types]
+    if assembly is not None:
+        (assembly / gpu).mkdir(parents=True, exist_ok=True)
+        program += ["--assembly", str((assembly / gpu).resolve())]
     words, environment = command(folder(), gpu, program)
     environment |= {"MESA_SHADER_CACHE_DISABLE": "1"}
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -188,9 +204,9 @@ def ratios(rows: Sequence[Row]) -> Iterator[tuple[Row, float | None]]:
 # ----- for people -----
 
 HEAD = (
-    f"{'':38} ratio cycles matrix vector shared | matrix vector shared shared  loads  load"
-    f"          lanes regs spilled\n{'':38}        (cycles of parts)         |  instr  instr  instr"
-    f"  bytes         bytes barriers"
+    f"{'':37}  ratio cycles matrix vector shared | matrix vector shared shared  loads   load"
+    f"   spill          lanes regs spilled\n{'':37}         (cycles of parts)          |"
+    f"  instr  instr  instr  bytes         bytes   bytes barriers"
 )
 
 
@@ -214,8 +230,9 @@ def _line(row: Row, ratio: float | None) -> str:
     cycles = " ".join(f"{thousand(number):6.2f}" for number in (work.cycles, *parts))
     counts = work.matrix, work.vector, work.shared, work.shared_bytes, work.loads, work.load_bytes
     counted = " ".join(f"{thousand(number):6.2f}" for number in counts)
-    end = f"{thousand(work.barriers):8.3f} {row.lanes:5} {row.registers:4} {row.spilled:7}"
-    return f"{name:37} {shown} {cycles} | {counted} {end}"
+    rest = f"{thousand(work.spill_bytes):7.1f} {thousand(work.barriers):8.3f}"
+    whole = f"{row.lanes:5} {row.registers:4} {row.spilled:7}"
+    return f"{name:37} {shown} {cycles} | {counted} {rest} {whole}"
 
 
 def record(found: Sequence[Comparison]) -> Path:
@@ -257,6 +274,7 @@ def _arguments() -> argparse.Namespace:
     where.add_argument("--gpu", choices=GPUS, nargs="+")
     where.add_argument("--here", metavar="NAME", help="the device at hand, as JSON")
     parser.add_argument("--type", choices=TYPES, nargs="+", default=TYPES)
+    parser.add_argument("--assembly", type=Path, metavar="FOLDER", help="write it there")
     parser.add_argument("--record", action="store_true", help="write to bench/results")
     return parser.parse_args()
 
@@ -270,11 +288,11 @@ def main() -> int:
     try:
         sources(), compiler()
         if options.here:
-            print(json.dumps(_to_json(compare(options.here, options.type))))
+            print(json.dumps(_to_json(compare(options.here, options.type, options.assembly))))
             return 0
         found = []
         for gpu in options.gpu:
-            found.append(compared_on(gpu, options.type))
+            found.append(compared_on(gpu, options.type, options.assembly))
             print(table(found[-1]), flush=True)
     except (ArchiveError, subprocess.CalledProcessError) as reason:
         print(f"llama.cpp's shaders cannot be had or compiled: {reason}", file=sys.stderr)
@@ -284,7 +302,7 @@ def main() -> int:
         return 1
     if options.record:
         print(f"recorded: {record(found).relative_to(ROOT)}")
-    return int(any(row.spilled for one in found for row in one.rows))
+    return int(any(row.spilled for one in found for row in one.rows if row.side == OURS))
 
 
 if __name__ == "__main__":

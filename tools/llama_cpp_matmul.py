@@ -23,7 +23,7 @@ from vkmoe.facts import DeviceInfo, MatrixShape
 AMD, INTEL = 0x1002, 0x8086
 XE2_LANES = 16  # the least subgroup of Intel's GPUs from Xe2 on; 8 before
 RDNA3 = 4  # its number in vk_device_architecture
-# Of the types that one shader unpacks by a constant, in ggml.h; the others have shaders of their own.
+# Of the types that one shader unpacks by a constant, in ggml.h; others have shaders of their own.
 TYPE_NUMBERS = {"q4_k": 12, "q6_k": 14, "q8_0": 8}
 IN_INTEGERS = ("q4_k", "q6_k", "q8_0", "mxfp4")  # types with products of int8 on RDNA 3
 PUSH_BYTES = 128  # no less than any of these shaders reads
@@ -101,10 +101,8 @@ def _half_tile(device: DeviceInfo, shape: MatrixShape, experts: bool) -> list[in
 
 def _of_integers(kind: str, experts: bool) -> Shader:
     """Return mul_mmq_cm1.comp, of RDNA 3 in waves of 32."""
-    if experts:
-        form = [128, 64, 64]
-    else:
-        form = [256, 64, 128] if kind == "q6_k" else [512, 128, 128]
+    dense = [256, 64, 128] if kind == "q6_k" else [512, 128, 128]
+    form = [128, 64, 64] if experts else dense
     macros = {**HALF, **SUMS["f32"], **_common(experts)}
     macros |= {f"DATA_A_{kind.upper()}": "1", "D_TYPE_VEC4": "vec4"}
     constants = [*form, 32, 32, 32, 2, 16, 16, 16, 32, RDNA3]

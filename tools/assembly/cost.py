@@ -9,8 +9,9 @@ or vector engine (Intel), with no overlap between what its parts do:
            + vector instructions * ceil(lanes / lanes of the unit)
            + bytes of shared memory / the unit's share of its bytes per cycle
 
-Scalar instructions, waits and loads of memory are counted or left out, never priced: two kernels
-that differ in those alone are taken for equal. Sources of RATES:
+Scalar instructions and waits are left out; loads of memory, and registers that are spilled to it,
+are counted without a price: two kernels that differ in those alone are taken for equal. Sources of
+the rates:
 AMD: 512 operations of f16 or int8 per cycle and compute unit, of two SIMD units of 32 lanes (96
 units at 2.5 GHz are the 123 TFLOPS of the data sheet of the RX 7900 XTX); WMMA of 16x16x16 has
 8,192, in a wave of either size; shared memory gives 128 bytes to a compute unit (RDNA3 ISA).
@@ -22,7 +23,7 @@ is assumed: Intel states it for Xe-HPG alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tools.assembly.flow import Block, Instruction, Loop, find_loops, find_path
@@ -30,7 +31,8 @@ from tools.assembly.flow import Block, Instruction, Loop, find_loops, find_path
 _WMMA = re.compile(r"v_wmma_\w+?_16x16x16_(f16|bf16|iu8)\b")
 _DPAS = re.compile(r"dpas\.8x8\((\d+)\)(.*)")
 _DS = re.compile(r"ds_\w*?_(2addr\w*?_)?[bui](\d+)")
-_SLM = re.compile(r"MsgDesc: \( (?:load|store|atomic)\w*, \w+, d(\d+)\w*, V(\d+)")
+_MESSAGE = re.compile(r"MsgDesc: \( (?:load|store|atomic)\w*, \w+, d(\d+)\w*, V(\d+)")
+_SPILL = re.compile(r"scratch_(?:load|store)_[bui](\d+)|send.*MsgDesc: \(.*, ss \)")
 _INTEL_LANES = re.compile(r"\((\d+)\)\s")
 
 
@@ -55,6 +57,7 @@ class Work(NamedTuple):
     shared_bytes: float
     loads: int
     load_bytes: float
+    spill_bytes: float
     barriers: int
     matrix_cycles: float
     vector_cycles: float
@@ -110,15 +113,14 @@ def _main_loop(blocks: Sequence[Block], loops: Sequence[Loop]) -> Loop:
     return steps[-1]  # outer loops come first
 
 
-def _has(blocks: Sequence[Block], loop: Loop, is_sought: object) -> bool:
-    assert callable(is_sought)
+def _has(blocks: Sequence[Block], loop: Loop, is_sought: Callable[[Instruction], bool]) -> bool:
     return any(is_sought(i) for n in loop.blocks for i in blocks[n].instructions)
 
 
 def _count(instructions: Sequence[Instruction], wave_lanes: int, inner_loops: int) -> Work:
     matrix = [i for i in instructions if is_matrix(i)]
     vector = [i for i in instructions if i.kind == "alu" and not is_matrix(i)]
-    shared = [i for i in instructions if i.kind == "shared"]
+    shared = [i for i in instructions if _is_shared(i)]
     loads = [i for i in instructions if i.kind == "load"]
     rates = AMD if matrix[0].text.startswith("v_") else INTEL
     shared_bytes = sum(_shared_bytes(i, wave_lanes) for i in shared)
@@ -130,6 +132,7 @@ def _count(instructions: Sequence[Instruction], wave_lanes: int, inner_loops: in
         shared_bytes=shared_bytes,
         loads=len(loads),
         load_bytes=sum(i.n_bytes for i in loads) * wave_lanes,
+        spill_bytes=sum(_spill_bytes(i, wave_lanes) for i in instructions),
         barriers=sum(map(is_barrier, instructions)),
         matrix_cycles=len(matrix) * rates.matrix_cycles,
         vector_cycles=sum(-(-_lanes(i, wave_lanes) // rates.lanes) for i in vector),
@@ -160,14 +163,33 @@ def _lanes(instruction: Instruction, wave_lanes: int) -> int:
     return int(match[1])
 
 
+def _is_shared(instruction: Instruction) -> bool:
+    """Say whether an instruction accesses shared memory, also in words that nothing reads yet."""
+    text = instruction.text
+    return instruction.kind == "shared" or (" slm MsgDesc" in text and "fence" not in text)
+
+
 def _shared_bytes(instruction: Instruction, wave_lanes: int) -> float:
-    """Return what an access to shared memory reads or writes in all lanes; 0: a fence."""
+    """Return what an access to shared memory reads or writes in all lanes."""
     text = instruction.text
     if match := _DS.match(text):
         return int(match[2]) / 8 * (2 if match[1] else 1) * wave_lanes
     if text.startswith("ds_"):
         raise ValueError(f"how many bytes has {text}")
-    match = _SLM.search(text)
-    if match is None and "fence" not in text:
-        raise ValueError(f"how many bytes has {text}")
-    return int(match[1]) / 8 * int(match[2]) * _lanes(instruction, wave_lanes) if match else 0.0
+    return _message_bytes(instruction)
+
+
+def _spill_bytes(instruction: Instruction, wave_lanes: int) -> float:
+    """Return what an instruction writes of registers to memory, or reads back."""
+    match = _SPILL.match(instruction.text)
+    if match is None:
+        return 0.0
+    return int(match[1]) / 8 * wave_lanes if match[1] else _message_bytes(instruction)
+
+
+def _message_bytes(instruction: Instruction) -> float:
+    """Return the bytes of all lanes of a message of Intel's."""
+    match = _MESSAGE.search(instruction.text)
+    if match is None:
+        raise ValueError(f"how many bytes has {instruction.text}")
+    return int(match[1]) / 8 * int(match[2]) * _lanes(instruction, 0)
