@@ -117,14 +117,19 @@ def _notes(info: DeviceInfo) -> Iterator[str]:
 def _rows(device: Device, kind: str, assembly: Path | None) -> Iterator[Row]:
     """Compile a type's shaders of both sides, ours first."""
     own = pipelines(choose_tuning(device.info), f".{kind}+matrix")
+    theirs = {experts: list(_theirs(device, kind, experts)) for experts in (False, True)}
     for matrices, (kernel, words) in MATRICES.items():
         (ours,) = (p for p in own if p.kernel == kernel and {*words} <= set(p.name.split()))
         compiled = _compile(device, ours, spirv_words(ours.variant))
         yield _row(compiled, (kind, matrices, OURS, "f16"), assembly)
-        for shader in matmul_shaders(device.info, kind, matrices != "dense"):
-            spirv = compile_shader(shader, sources(), compiler())
-            compiled = _compile(device, _pipeline(shader), spirv)
-            yield _row(compiled, (kind, matrices, THEIRS, shader.factors), assembly)
+        for factors, other in theirs[matrices != "dense"]:
+            yield _row(other, (kind, matrices, THEIRS, factors), assembly)
+
+
+def _theirs(device: Device, kind: str, experts: bool) -> Iterator[tuple[str, Executable]]:
+    for shader in matmul_shaders(device.info, kind, experts):
+        spirv = compile_shader(shader, sources(), compiler())
+        yield shader.factors, _compile(device, _pipeline(shader), spirv)
 
 
 def _pipeline(shader: Shader) -> Pipeline:

@@ -4,11 +4,14 @@ costs, and which shaders of llama.cpp it is compared with. The texts are shorten
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.gpu.invented import AMD, with_matrix_units
+from tools import compare_shaders
 from tools.assembly import read
 from tools.assembly.cost import Work, main_loop_work
 from tools.compare_shaders import OURS, THEIRS, Comparison, Row, ratios, table
@@ -112,17 +115,33 @@ def test_what_cannot_be_counted_is_said(text: str, words: str) -> None:
         work(text, 16 if "dpas" in text else 64)
 
 
+FEW, MANY = work(AMD_TEXT, 32), work(AMD_TEXT, 64)
+ROWS = [
+    Row("q4_k", matrices, side, "f16", 64, 200, 0, counted)
+    for matrices, ours, theirs in (("dense", FEW, MANY), ("down", MANY, FEW))
+    for side, counted in ((OURS, ours), (THEIRS, theirs))
+]
+FOUND = Comparison("navi31", "a card", "a driver", [], ROWS)
+
+
 def test_ratios_are_ours_to_theirs_of_the_same_matrices() -> None:
-    ours, theirs = work(AMD_TEXT, 32), work(AMD_TEXT, 64)
-    rows = [
-        Row("q4_k", matrices, side, "f16", 64, 200, 0, counted)
-        for matrices, own, other in (("dense", ours, theirs), ("down", theirs, ours))
-        for side, counted in ((OURS, own), (THEIRS, other))
-    ]
-    found = [ratio for _, ratio in ratios(rows)]
-    assert found == [None, ours.cycles / theirs.cycles, None, theirs.cycles / ours.cycles]
-    shown = table(Comparison("navi31", "a card", "a driver", [], rows))
-    assert f"{ours.cycles / theirs.cycles:6.2f}" in shown and "passed once" in shown
+    less, more = FEW.cycles / MANY.cycles, MANY.cycles / FEW.cycles
+    assert less < 0.9 and [ratio for _, ratio in ratios(ROWS)] == [None, less, None, more]
+    lines = table(FOUND).splitlines()
+    assert f"{less:6.2f}" in lines[4] and "passed once" in lines[-1]
+
+
+def test_a_record_has_the_command_and_every_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare_shaders, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["compare_shaders.py", "--gpu", "navi31"])
+    found = json.loads(compare_shaders.record([FOUND]).read_text())
+    assert found["card"]["command"] == "python -m tools.compare_shaders --gpu navi31"
+    assert found["card"]["drivers"] == {"navi31": "a card, a driver"}
+    (gpu,) = found["results"]
+    assert [row["work"]["matrix"] for row in gpu["rows"]] == [3] * 4
+    assert gpu["rows"][1]["ratio"] == round(FEW.cycles / MANY.cycles, 3)
 
 
 # ----- what llama.cpp takes -----
