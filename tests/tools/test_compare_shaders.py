@@ -54,7 +54,9 @@ INTEL_TEXT = f"""\
 LABEL1:
 send(16)        g1UD  g2UD  nullUD  0x6210d500  0x03000000
                 ugm MsgDesc: ( load, a64, d32, V4, L1STATE_L3MOCS ) {{ align1 1H $5 }};
-sync bar(16)    null<0,1,0>UB {{ align1 WE_all 1H }};
+send(16)        nullUD  g8UD  nullUD  0x02000004  0x00000000
+                gateway MsgDesc: (barrier msg) mlen 1 ex_mlen 0 rlen 0 {{ align1 WE_all 1H $3 }};
+(+f0.0.any16h) sync bar(16) null<0,1,0>UB {{ align1 WE_all 1H }};
 send(16)        g1UD  g2UD  nullUD  0x6210d500  0x03000000
                 slm MsgDesc: ( load, a32, d32, V4, L1STATE_L3MOCS flat ) {{ align1 1H $6 }};
 send(1)         g1UD  g2UD  nullUD  0x0210151f  0x00000000

@@ -98,7 +98,7 @@ def is_matrix(instruction: Instruction) -> bool:
 
 def is_barrier(instruction: Instruction) -> bool:
     """Say whether an instruction waits for the workgroup."""
-    return instruction.text.startswith(("s_barrier", "sync bar"))
+    return instruction.text.startswith("s_barrier") or "(barrier msg)" in instruction.text
 
 
 def _main_loop(blocks: Sequence[Block], loops: Sequence[Loop]) -> Loop:
