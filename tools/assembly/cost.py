@@ -15,9 +15,9 @@ the rates:
 AMD: 512 operations of f16 or int8 per cycle and compute unit, of two SIMD units of 32 lanes (96
 units at 2.5 GHz are the 123 TFLOPS of the data sheet of the RX 7900 XTX); WMMA of 16x16x16 has
 8,192, in a wave of either size; shared memory gives 128 bytes to a compute unit (RDNA3 ISA).
-Intel: 2,048 operations of f16 per cycle and Xe core, of eight engines of 16 lanes (Intel's Tech
-Tour of 2024 on Xe2); DPAS 8x8 of 16 lanes has 4,096. That shared memory gives 128 bytes to a core
-is assumed: Intel states it for Xe-HPG alone.
+Intel: 2,048 operations of f16 per cycle and Xe core, of eight engines of 16 lanes (at int8's double
+rate eight cores at 2.05 GHz are Lunar Lake's 67 TOPS, Intel's Tech Tour of 2024 on Xe2); DPAS 8x8
+of 16 lanes has 4,096. That shared memory gives 128 bytes to a core is assumed: Intel does not say.
 """
 
 from __future__ import annotations
