@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tools.assembly.flow import Block, Instruction, Jump, Kind, Wait, blocks_of
 
@@ -37,7 +38,8 @@ def _lines(text: str) -> Iterator[str | Instruction]:
             yield code[:-1]
         elif code.startswith("\t"):
             name, _, rest = code.strip().partition(" ")
-            yield _instruction(name, rest.split(", "), bindings, stores_in_order)
+            found = _instruction(name, rest.split(", "), bindings, stores_in_order)
+            yield replace(found, text=code.strip())
 
 
 def _instruction(

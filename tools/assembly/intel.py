@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tools.assembly.flow import Block, Instruction, Jump, Kind, Wait, blocks_of
 
@@ -45,7 +46,7 @@ def _lines(text: str, wave_lanes: int, bindings: dict[int, int]) -> Iterator[str
             continue
         started = f"{started} {code}".strip() if started or _NAME.match(code) else ""
         if started.endswith("};"):
-            yield _instruction(started, wave_lanes, bindings)
+            yield replace(_instruction(started, wave_lanes, bindings), text=started)
             started = ""
 
 
