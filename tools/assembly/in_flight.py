@@ -17,7 +17,7 @@ def loads_in_flight(blocks: Sequence[Block]) -> int:
     Raises ValueError where no weight is read on the path.
     """
     loops = find_loops(blocks)
-    main = _main_loop(blocks, loops)
+    main = main_loop(blocks, loops)
     path = find_path(blocks, loops, main.header if main else None)
     if not _bytes_read(blocks, path):
         raise ValueError("no weights are read on this path")
@@ -33,7 +33,7 @@ def _bytes_read(blocks: Sequence[Block], numbers: Iterable[int]) -> float:
     return sum(i.n_bytes for n in numbers for i in blocks[n].instructions if _is_weight(i))
 
 
-def _main_loop(blocks: Sequence[Block], loops: Sequence[Loop]) -> Loop | None:
+def main_loop(blocks: Sequence[Block], loops: Sequence[Loop]) -> Loop | None:
     """Find the main loop; None: what reads weights is no loop."""
     every = find_path(blocks, loops)
     whole = _bytes_read(blocks, every)
