@@ -63,6 +63,7 @@ class Setting:
     card: int | None = None  # bytes of memory of its own
     link: float | None = None  # bytes per second
     file: float | None = None
+    types: str = "q4_k_m"
     varied: bool = False  # the tokens: any of the vocabulary, so that most experts are used
 
 
@@ -97,6 +98,8 @@ SETTINGS = (
         *("a part in the file, a slow disk", "olmoe", {"host_pool": "300MiB"}, 1150 * MB),
         file=50e6,
     ),
+    Setting("in IQ3_XXS", "olmoe", types="iq3_xxs"),
+    Setting("in IQ2_XXS", "olmoe", types="iq2_xxs"),
     Setting("like Mixtral: all on a card", "mixtral", _mode("resident"), 2000 * MB),
     Setting("like Mixtral: cache", "mixtral", _mode("cache"), 950 * MB),
     Setting(
@@ -142,8 +145,8 @@ class _Run:
 
     def __init__(self, setting: Setting, options: Any, folder: Path) -> None:
         self._setting, self._options, self._folder = setting, options, folder
-        name = f"plans-{setting.model}"
-        self._model = custom_model(name, MODELS[setting.model], "q4_k_m", options.cache)
+        name = f"plans-{setting.model}-{setting.types}"
+        self._model = custom_model(name, MODELS[setting.model], setting.types, options.cache)
         with open_model(self._model) as model:
             files = (ROOT / f"bench/prompts/{name}.txt" for name in TEXTS)
             text = "\n".join(file.read_text("utf-8") for file in files)

@@ -28,6 +28,8 @@ class Mix(NamedTuple):
 
 
 MIXES = {
+    "iq2_xxs": Mix("IQ2_XXS", "IQ2_S", "Q5_K", 19),
+    "iq3_xxs": Mix("IQ3_XXS", "IQ3_S", "Q5_K", 23),
     "q2_k": Mix("Q2_K", "Q3_K", "Q6_K", 10),
     "q3_k_m": Mix("Q3_K", "Q4_K", "Q6_K", 12),
     "q4_0": Mix("Q4_0", "Q4_0", "Q6_K", 2),
@@ -57,5 +59,5 @@ def choose_type(mix: Mix, name: str, shape: tuple[int, ...], n_layers: int) -> s
         kind = mix.output
     if mix.experts and stem.endswith("_exps"):
         kind = mix.experts
-    # llama.cpp would take other blocks of 32; most of them are Q8_0 once vkmoe has loaded them.
+    # llama.cpp would take other blocks of 32.
     return kind if shape[-1] % TYPES[kind].block_weights == 0 else "Q8_0"
