@@ -124,7 +124,7 @@ KINDS_OF_BATCHES = [("decode", 1), ("decode", 2), ("decode", 8), ("prompt", 64)]
 def recorder(request: pytest.FixtureRequest) -> Iterator[Any]:
     """What makes the recordings of a real, tiny model; experts may lie in slots and be gathered."""
     options: dict[str, Any] = {"expert_slots": 2, "miss": "gather", "promote_on_read": True}
-    config = EngineConfig(ctx_size=64, parallel=2, ubatch_size=64, **options)
+    config = EngineConfig(ctx_size=64, parallel=8, ubatch_size=64, **options)
     with Engine(MODELS / f"{request.param}.gguf", config) as engine:
         yield engine._programs._recorder
 
