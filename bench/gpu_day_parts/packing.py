@@ -33,6 +33,7 @@ MB = 10**6
 LIMIT_MB = 60
 # What tokenizers would download models with, and its own needs: nothing here downloads.
 NEVER_USED = {"huggingface-hub"}
+OF_TESTS = ("pytest", "pytest-xdist")  # that hold the law
 PLATFORMS = [f"manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014", "1")]
 # The programs' suite has the oldest C library that is tried; headers have none.
 SDK_PACKAGES = (
@@ -141,11 +142,14 @@ def _wheels(options: Options, into: Path) -> None:
 
 
 def wheel_names(python: str) -> list[str]:
-    """List every package that building and running vkmoe needs, as this environment knows them."""
+    """List every package that vkmoe's build, itself and the tests of the law need.
+
+    They are those that this environment knows.
+    """
     with (ROOT / "pyproject.toml").open("rb") as file:
         content = tomllib.load(file)
     machine = _machine(python)
-    waiting = [*content["build-system"]["requires"], *content["project"]["dependencies"]]
+    waiting = [*content["build-system"]["requires"], *content["project"]["dependencies"], *OF_TESTS]
     found: dict[str, None] = {}
     while waiting:
         need = Requirement(waiting.pop(0))
