@@ -6,6 +6,7 @@ from subprocess import CalledProcessError
 
 import pytest
 
+from tests.needs import missing
 from tools.compare_shaders import MATRICES, OURS, TYPES, compared_on, ratios
 from tools.debian import ArchiveError
 from tools.llama_cpp_matmul import compiler, sources
@@ -22,7 +23,7 @@ def test_ours_cost_at_most_a_tenth_more_cycles_and_spill_nothing(gpu: str) -> No
     try:
         sources(), compiler()
     except (ArchiveError, CalledProcessError) as reason:
-        pytest.skip(f"llama.cpp's shaders, or their compiler, cannot be had: {reason}")
+        missing(f"llama.cpp's shaders, or their compiler, cannot be had: {reason}")
     rows = compared_on(gpu).rows
     ours = [row for row in rows if row.side == OURS]
     assert len(ours) == len(TYPES) * len(MATRICES) and not any(row.spilled for row in ours)

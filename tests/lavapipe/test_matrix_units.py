@@ -49,6 +49,7 @@ ALL_OF_KERNELS = (*EVERY, KERNELS, "-k", "+matrix or other_matrices")
     [
         (KERNELS, "-k", "+matrix and any_batch and Q4_K and False"),
         (KERNELS, "-k", "+matrix and overflows and Q6_K"),
+        (KERNELS, "-k", "other_matrices"),
         pytest.param((*EVERY, ENGINE, "-k", "tiles_of_f16"), marks=pytest.mark.full),
         *(
             pytest.param((*ALL_OF_KERNELS, "--share", f"{i}/8"), marks=pytest.mark.full)
@@ -57,7 +58,7 @@ ALL_OF_KERNELS = (*EVERY, KERNELS, "-k", "+matrix or other_matrices")
     ],
     ids=lambda words: words[-1],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 def test_tests_pass_there(run_module: RunModule, words: tuple[str, ...]) -> None:
     """The law among them: bits depend on neither tile, place, neighbours nor cuts."""
     printed = run_module("pytest", "-q", "-p", "no:cacheprovider", *words)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.needs import missing
 from tools.integer_dots.kernels import KINDS, QUANTISE, compile_into
 from vkmoe.gpu import device as gpu_device
 from vkmoe.gpu.device import Device
@@ -32,7 +33,7 @@ def read_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], byt
 def runner() -> Iterator[Runner]:
     with Device(os.environ.get("VKMOE_DEVICE")) as device, Runner(device) as made:
         if not (device.info.is_vulkan and adds_over_subgroups(device.info)):
-            pytest.skip("the study is about subgroups and 64-bit addresses")
+            missing("the device has no subgroups that add, or no 64-bit addresses")
         yield made
 
 

@@ -148,8 +148,9 @@ class Tuning:
     def decode_sizes(self, most: int) -> tuple[int, ...]:
         """Choose how many rows programs have that decode up to `most` of them.
 
-        A batch that a smaller program does not take has rows without a token in a larger one, which
-        cost as much as others. Where a batch takes several columns at a time, the last are few.
+        A program's rows without a token cost as much as others, so that each number has one of its
+        own. Above the rows that a workgroup takes at once only their multiples do: the divisors of
+        others are smaller, and weights would be read more often. `most` always has a program.
         """
         columns = self.most_columns
         sizes = range(1, most + 1)
