@@ -183,6 +183,13 @@ def test_a_wrong_kernel_ends_the_run_before_it_is_timed(
     assert [name.partition("+")[0] for name in timed] == ["finish", "matvec_residual.q5_k"]
 
 
+def test_kernels_that_the_model_has_not_are_compared_and_timed_too() -> None:
+    families = ("delta_inputs", "delta_step")
+    found = kernels.run(None, replace(SMALL, families=families), Output(lambda line: None))
+    (results,) = [found["results"]["kernels"]]
+    assert [line["what"].partition(",")[0] for line in results] == list(families)
+
+
 def test_filters_that_leave_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="no kernel"):
         kernels.run(None, replace(SMALL, families=("finish",), types=("Q4_K",)), Output(print))

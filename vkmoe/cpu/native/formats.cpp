@@ -24,7 +24,8 @@ std::vector<Format> find_formats() {
         });
         const ggml_from_float_t from_float = ggml_get_type_traits_cpu(own.vec_dot_type)->from_float;
         found.push_back({std::move(name), type, static_cast<size_t>(common.blck_size),
-                         common.type_size, own.vec_dot_type, common.to_float, from_float});
+                         common.type_size, own.vec_dot_type, common.to_float, from_float,
+                         vnni_kernel(type)});
     }
     return found;
 }

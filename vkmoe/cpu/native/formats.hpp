@@ -7,6 +7,8 @@
 
 #include <ggml.h>
 
+#include "vnni.hpp"
+
 namespace vkmoe {
 
 /// A type of weights that ggml multiplies as it is.
@@ -18,11 +20,15 @@ struct Format {
     ggml_type input;  // that a vector is brought into before it is multiplied
     ggml_to_float_t to_float;      // null for F32
     ggml_from_float_t from_float;  // of the input's type; null for F32
+    const VnniKernel* vnni;        // null where ggml multiplies single vectors
 
     /// Whether rows of so many weights are of whole blocks, and so are inputs.
     bool takes(size_t n_columns) const;
 
     size_t row_bytes(size_t n_columns) const { return n_columns / block_weights * block_bytes; }
+
+    /// Whether ggml may have kernels for tiles: it has none for types of small blocks.
+    bool has_tiles() const { return block_weights == 256; }
 
     /// Bytes of a vector [n_columns] in the input's type.
     size_t input_bytes(size_t n_columns) const;

@@ -20,6 +20,25 @@ const float* floats(const Call& call, const char* name, size_t n) {
     return reinterpret_cast<const float*>(call.bytes(name, n * sizeof(float)));
 }
 
+void Inputs::take_part(size_t index, size_t part, const float* vector) const {
+    const size_t first = part * kPartColumns, n = std::min(kPartColumns, n_columns_ - first);
+    uint8_t* const target = at(index) + bytes(first);
+    if (vnni_ == nullptr) return format_->quantise(vector + first, target, n);
+    alignas(64) std::array<uint8_t, 2 * kPartColumns> rounded;
+    format_->quantise(vector + first, rounded.data(), n);
+    vnni_->arrange(rounded.data(), n, target);
+}
+
+void Inputs::dots(const uint8_t* row, const uint32_t* indices, size_t n, float* products) const {
+    if (vnni_ == nullptr) {
+        for (size_t i = 0; i < n; ++i) products[i] = dot(row, indices[i]);
+        return;
+    }
+    std::array<const uint8_t*, kMostDots> inputs;
+    for (size_t i = 0; i < n; ++i) inputs[i] = at(indices[i]);
+    vnni_->multiply(row, n_columns_, inputs.data(), n, products);
+}
+
 Matrices::Matrices(const Call& call, size_t n_heads)
     : ends_{call.count("rows_end0"), call.count("rows_end1"), call.count("n_rows")},
       row_bytes_(call.count("row_bytes")) {

@@ -58,14 +58,18 @@ private:
     const uint32_t* words_;
 };
 
+/// What multiplies inputs: ggml's tiles, where it has any for the type, or `Inputs::dots`.
+enum class Use { kTiles, kDots };
+
 /// Vectors in the form that a type of weights is multiplied by, in a dispatch's scratch.
 class Inputs {
 public:
-    Inputs(const Call& call, const Format& format, size_t n_columns, size_t n)
+    Inputs(const Call& call, const Format& format, size_t n_columns, size_t n, Use use = Use::kDots)
         : format_(&format),
+          vnni_(use == Use::kDots || !format.has_tiles() ? format.vnni : nullptr),
           n_columns_(n_columns),
           n_(n),
-          stride_(format.input_bytes(n_columns)),
+          stride_(bytes(n_columns)),
           scratch_(call.scratch),
           first_(scratch_->take(n * stride_)) {}
 
@@ -76,26 +80,39 @@ public:
     uint8_t* at(size_t index) const { return scratch_->data() + first_ + index * stride_; }
 
     void take(size_t index, const float* vector) const {
-        format_->quantise(vector, at(index), n_columns_);
+        for (size_t part = 0; part < n_parts(); ++part) take_part(index, part, vector);
     }
 
     /// Parts of a vector that threads can take side by side: the others wait for the only one that
     /// takes it whole, and fall asleep.
     size_t n_parts() const { return ceil_divide(n_columns_, kPartColumns); }
 
-    void take_part(size_t index, size_t part, const float* vector) const {
-        const size_t first = part * kPartColumns, n = std::min(kPartColumns, n_columns_ - first);
-        format_->quantise(vector + first, at(index) + format_->input_bytes(first), n);
+    void take_part(size_t index, size_t part, const float* vector) const;
+
+    /// The product of a row of weights and an input.
+    float dot(const uint8_t* row, size_t index) const {
+        if (vnni_ == nullptr) return format_->dot(row, at(index), n_columns_);
+        const uint8_t* const input = at(index);
+        float product;
+        vnni_->multiply(row, n_columns_, &input, 1, &product);
+        return product;
     }
 
-    float dot(const uint8_t* row, size_t index) const {
-        return format_->dot(row, at(index), n_columns_);
-    }
+    /// The products of a row and up to kMostDots inputs of these numbers, each as `dot` has it.
+    void dots(const uint8_t* row, const uint32_t* indices, size_t n, float* products) const;
+
+    static constexpr size_t kMostDots = 16;
 
 private:
     static constexpr size_t kPartColumns = 512;  // whole blocks of every type
 
+    size_t bytes(size_t n_columns) const {
+        if (vnni_ == nullptr) return format_->input_bytes(n_columns);
+        return ceil_divide(n_columns, VnniKernel::kColumns) * vnni_->piece_bytes;
+    }
+
     const Format* format_;
+    const VnniKernel* vnni_;  // null where ggml multiplies
     size_t n_columns_, n_, stride_;
     std::shared_ptr<Scratch> scratch_;
     size_t first_;

@@ -18,7 +18,6 @@ namespace {
 
 constexpr size_t kRoomBytes = 512 << 10;  // what a tile takes of ggml's scratch (tiled-kernel.h)
 constexpr size_t kFewestVectors = 8;      // with fewer ggml refuses; 16 cost it the same
-constexpr size_t kVectorsAtOnce = 16;     // that a row of weights is multiplied with while it is near
 
 /// Scratch of a thread, aligned as ggml wants it.
 struct alignas(64) Room {
@@ -42,6 +41,7 @@ ggml_tensor rows_of(ggml_type type, const void* data, size_t n_columns, size_t s
 bool multiply_tile(const uint8_t* weights, size_t row_bytes, size_t n_rows, const Inputs& inputs,
                    const uint32_t* vectors, size_t n_vectors, Products& products) {
     const Format& format = inputs.format();
+    if (!format.has_tiles()) return false;
     ggml_tensor matrix = rows_of(format.type, weights, inputs.n_columns(), row_bytes, n_rows);
     // As ggml has the inputs of experts, [n][1][columns]. Each is of a "row" of the batch, and goes
     // to a "slot" of the result, which is [slots][kTileRows] for each row: here the same for all.
@@ -80,7 +80,7 @@ Rounding find_rounding(const Format& format) {
     std::vector<uint8_t> weights(kTileRows * row_bytes);
     Call call;
     call.scratch = std::make_shared<Scratch>();
-    const Inputs inputs(call, format, kColumns, kFewVectors);
+    const Inputs inputs(call, format, kColumns, kFewVectors, Use::kTiles);
     std::array<uint32_t, kFewVectors> vectors{};
     const auto few = std::make_unique<Products>(), tile = std::make_unique<Products>();
     if (!multiply_few(Rounding::kOnce, nullptr, 0, 0, inputs, vectors.data(), 0, *few)) {
@@ -141,12 +141,12 @@ void multiply(const uint8_t* weights, size_t row_bytes, size_t n_rows, const Inp
         }
     }
     if (multiply_tile(weights, row_bytes, n_rows, inputs, vectors, n_vectors, products)) return;
-    for (size_t first = 0; first < n_vectors; first += kVectorsAtOnce) {
-        const size_t end = std::min(first + kVectorsAtOnce, n_vectors);
-        for (size_t row = 0; row < n_rows; ++row) {
-            for (size_t i = first; i < end; ++i) {
-                products.of(i)[row] = inputs.dot(weights + row * row_bytes, vectors[i]);
-            }
+    for (size_t first = 0; first < n_vectors; first += Inputs::kMostDots) {
+        const size_t n = std::min(Inputs::kMostDots, n_vectors - first);
+        for (size_t row = 0; row < n_rows; ++row) {  // near, while it is multiplied
+            std::array<float, Inputs::kMostDots> found;
+            inputs.dots(weights + row * row_bytes, vectors + first, n, found.data());
+            for (size_t i = 0; i < n; ++i) products.of(first + i)[row] = found[i];
         }
     }
 }

@@ -333,7 +333,7 @@ def _shapes(setup: Setup) -> Iterator[DeltaShape]:
 def _delta_works(setup: Setup) -> Iterator[Work]:
     """Read and write the state of a layer for a token."""
     for shape in _shapes(setup):
-        case = DeltaCase(setup.tuning, shape, cuts=((2, 0), (1, 0)))
+        case = DeltaCase(setup.tuning, shape, cuts=((2, 1), (1, 0)))
         text = f"delta rule, {shape.n_heads} heads of {shape.head_dim}"
         n_bytes = 2 * shape.states_bytes
         if setup.variant.family == "delta_inputs":
