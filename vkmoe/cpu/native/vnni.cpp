@@ -8,12 +8,11 @@
 #define GGML_COMMON_IMPL_CPP
 #include <ggml-common.h>
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
-    defined(__AVX512VL__) && defined(__F16C__)
-#define VKMOE_HAS_VNNI
+#ifdef VKMOE_HAS_VNNI
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 #endif
@@ -61,15 +60,6 @@ __m512i with_bits(__m512i low, __m512i high, int mask) {
 
 float number(ggml_half half) { return _cvtsh_ss(half); }
 
-/// Two halves as floats: the first in the lower eight lanes, the second in the upper ones.
-__m512 two_numbers(const void* halves) {
-    int32_t both;
-    std::memcpy(&both, halves, sizeof both);
-    const __m512i first_and_second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-    const __m128 numbers = _mm_cvtph_ps(_mm_cvtsi32_si128(both));
-    return _mm512_permutexvar_ps(first_and_second, _mm512_castps128_ps512(numbers));
-}
-
 /// 16 codes of 4 bits each of two blocks: the lower bits of the first, its upper ones, the second's.
 __m512i two_nibbles(const uint8_t* first, const uint8_t* second) {
     const __m512i bytes = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(load_16(first)),
@@ -92,10 +82,12 @@ struct alignas(64) LargeInput {
     float d;
 };
 
-/// A block of weights: what they are multiplied by, and what sums of the vector are.
+/// A block of weights: codes, and what they count from. A weight is d * scale * code - d_offset *
+/// offset, so that sums of the vector's codes are multiplied by offsets.
 struct LargeBlock {
     __m512i codes[kPieces], scales[kPieces];  // a lane has the scale of its four codes
-    __m512 offsets, d;
+    __m512i offsets;
+    float d, d_offsets;
 };
 
 /// Which of 16 scales each lane of a piece takes.
@@ -137,11 +129,10 @@ void unpack_scales(const typename Kind::Block& given, LargeBlock& block) {
                                                           0x3F3F3F3F));
     const __m128i all = _mm_ternarylogic_epi32(
         kept, high, _mm_set_epi32(0x0F0F0F0F, 0, 0x0F0F0F0F, 0), 0xF8);
-    const __m512i scales_and_minima = _mm512_cvtepu8_epi32(all);
-    const __m512 numbers = two_numbers(&given.data);
-    spread<Kind>(block, scales_and_minima);
-    block.offsets = _mm512_mul_ps(numbers, _mm512_cvtepi32_ps(scales_and_minima));
-    block.d = _mm512_shuffle_f32x4(numbers, numbers, 0);
+    block.offsets = _mm512_cvtepu8_epi32(all);
+    spread<Kind>(block, block.offsets);
+    block.d = number(given.data.data.d);
+    block.d_offsets = number(given.data.data.dmin);
 }
 
 struct Q4K {
@@ -191,10 +182,9 @@ struct Q6K {
     static constexpr bool kFits16Bits = true;  // a sum of four products
 
     static void unpack(const Block& given, LargeBlock& block) {
-        const __m512i scales = _mm512_cvtepi8_epi32(load_16(given.scales));
-        block.d = _mm512_set1_ps(number(given.d));
-        block.offsets = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), block.d);
-        spread<Q6K>(block, scales);
+        block.offsets = _mm512_cvtepi8_epi32(load_16(given.scales));
+        block.d = block.d_offsets = number(given.d);
+        spread<Q6K>(block, _mm512_and_si512(block.offsets, _mm512_set1_epi32(0xFFFF)));
         for (size_t i = 0; i < 2; ++i) {
             const __m512i both = load(given.ql + kPiece * i), upper = load_twice(given.qh + 32 * i);
             const __m512i low = _mm512_and_si512(both, every(15));
@@ -223,10 +213,9 @@ struct Iq4Xs {
             _mm512_set1_epi32(4));
         const __m512i six = _mm512_or_si512(_mm512_and_si512(of_four, _mm512_set1_epi32(15)),
                                             _mm512_and_si512(of_two, _mm512_set1_epi32(0x30)));
-        const __m512i scales = _mm512_sub_epi32(six, _mm512_set1_epi32(32));
-        block.d = _mm512_set1_ps(number(given.d));
-        block.offsets = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), block.d);
-        spread<Iq4Xs>(block, scales);
+        block.offsets = _mm512_sub_epi32(six, _mm512_set1_epi32(32));
+        block.d = block.d_offsets = number(given.d);
+        spread<Iq4Xs>(block, block.offsets);
         for (size_t i = 0; i < kPieces; ++i) {
             const uint8_t* const codes = given.qs + 32 * i;
             const __m512i values = looked_up(kvalues_iq4nl, two_nibbles(codes, codes + 16));
@@ -256,6 +245,22 @@ void arrange_large(const uint8_t* rounded, size_t n_columns, uint8_t* arranged) 
     }
 }
 
+/// Sums of a block's codes times a vector's and their scales; `piece` gives 64 codes of the vector.
+template <class Kind, class Piece>
+__m512i scaled_sums(const LargeBlock& block, Piece piece) {
+    __m512i sums = _mm512_setzero_si512();
+    for (size_t i = 0; i < kPieces; ++i) {
+        const __m512i of_four =
+            _mm512_dpbusd_epi32(_mm512_setzero_si512(), block.codes[i], piece(i));
+        if constexpr (Kind::kFits16Bits) {  // the upper halves of scales are 0
+            sums = _mm512_dpwssd_epi32(sums, of_four, block.scales[i]);
+        } else {
+            sums = _mm512_add_epi32(sums, _mm512_mullo_epi32(of_four, block.scales[i]));
+        }
+    }
+    return sums;
+}
+
 template <class Kind, size_t kN>
 struct MultiplyLarge {
     static void run(const uint8_t* row, size_t n_columns, const uint8_t* const* vectors,
@@ -267,30 +272,19 @@ struct MultiplyLarge {
             read_ahead(given + b, 1);
             LargeBlock block;
             Kind::unpack(given[b], block);
+            const __m512 d = _mm512_set1_ps(block.d);
+            const __m512 offsets = _mm512_mul_ps(_mm512_cvtepi32_ps(block.offsets),
+                                                 _mm512_set1_ps(block.d_offsets));
             for (size_t i = 0; i < kN; ++i) {
                 const LargeInput& x = reinterpret_cast<const LargeInput*>(vectors[i])[b];
-                const __m512 sum = _mm512_mul_ps(scaled_sums(block, x), block.d);
-                const __m512 counted =
-                    _mm512_fnmadd_ps(block.offsets, _mm512_load_ps(x.sums), sum);
+                const __m512i whole = scaled_sums<Kind>(
+                    block, [&](size_t piece) { return load(x.codes + kPiece * piece); });
+                const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), d);
+                const __m512 counted = _mm512_fnmadd_ps(offsets, _mm512_load_ps(x.sums), sum);
                 sums[i] = _mm512_fmadd_ps(counted, _mm512_set1_ps(x.d), sums[i]);
             }
         }
         for (size_t i = 0; i < kN; ++i) products[i] = _mm512_reduce_add_ps(sums[i]);
-    }
-
-private:
-    static __m512 scaled_sums(const LargeBlock& block, const LargeInput& x) {
-        __m512i sums = _mm512_setzero_si512();
-        for (size_t j = 0; j < kPieces; ++j) {
-            const __m512i of_four = _mm512_dpbusd_epi32(_mm512_setzero_si512(), block.codes[j],
-                                                        load(x.codes + kPiece * j));
-            if constexpr (Kind::kFits16Bits) {
-                sums = _mm512_dpwssd_epi32(sums, of_four, block.scales[j]);
-            } else {
-                sums = _mm512_add_epi32(sums, _mm512_mullo_epi32(of_four, block.scales[j]));
-            }
-        }
-        return _mm512_cvtepi32_ps(sums);
     }
 };
 
@@ -465,6 +459,64 @@ private:
     }
 };
 
+// ----- with the bits of ggml's tiles -----
+
+/// 64 codes of a vector as ggml has it.
+template <class Kind>
+__m512i piece_of(const block_q8_K& x, size_t piece) {
+    const auto* const codes = reinterpret_cast<const __m256i*>(x.qs);
+    return _mm512_inserti64x4(
+        _mm512_castsi256_si512(_mm256_loadu_si256(codes + Kind::kOrder[2 * piece])),
+        _mm256_loadu_si256(codes + Kind::kOrder[2 * piece + 1]), 1);
+}
+
+/// Sums of a vector's codes in the lanes of their offsets.
+template <class Kind>
+__m512i sums_of(const block_q8_K& x) {
+    const __m256i sums = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.bsums));
+    if constexpr (Kind::kPerScale == 16) {
+        return _mm512_mullo_epi32(_mm512_cvtepi16_epi32(sums),
+                                  _mm512_set1_epi32(static_cast<int>(Kind::kOffset)));
+    } else {
+        const __m256i of_two = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+        return _mm512_inserti64x4(_mm512_setzero_si512(), of_two, 1);
+    }
+}
+
+/// Add the product of a block and a part of a vector to a sum, rounded as ggml's tiles do it.
+template <class Kind, bool kIsFused>
+float added(float sum, const LargeBlock& block, const block_q8_K& x) {
+    const __m512i whole =
+        scaled_sums<Kind>(block, [&](size_t piece) { return piece_of<Kind>(x, piece); });
+    const __m512i offsets = _mm512_mullo_epi32(block.offsets, sums_of<Kind>(x));
+    float product;
+    if constexpr (Kind::kPerScale == 32) {
+        const float scaled = static_cast<float>(_mm512_reduce_add_epi32(whole)) * block.d;
+        const auto offset = static_cast<float>(_mm512_reduce_add_epi32(offsets));
+        product = std::fma(-block.d_offsets, offset, scaled);
+    } else {
+        const __m512i counted = _mm512_sub_epi32(whole, offsets);
+        product = static_cast<float>(_mm512_reduce_add_epi32(counted)) * block.d;
+    }
+    return kIsFused ? std::fma(product, x.d, sum) : sum + product * x.d;
+}
+
+template <class Kind, bool kIsFused>
+void multiply_as_tiles(const uint8_t* row, size_t n_columns, const uint8_t* const* vectors,
+                       size_t n, float* products) {
+    const auto* const given = reinterpret_cast<const typename Kind::Block*>(row);
+    std::fill_n(products, n, 0.0F);
+    for (size_t b = 0; b < n_columns / QK_K; ++b) {
+        read_ahead(given + b, 1);
+        LargeBlock block;
+        Kind::unpack(given[b], block);
+        for (size_t i = 0; i < n; ++i) {
+            const block_q8_K& x = reinterpret_cast<const block_q8_K*>(vectors[i])[b];
+            products[i] = added<Kind, kIsFused>(products[i], block, x);
+        }
+    }
+}
+
 // ----- all of them -----
 
 /// Multiply by as many vectors at once as there are, while the weights are in registers.
@@ -506,9 +558,23 @@ const VnniKernel* vnni_kernel(ggml_type type) {
     }
 }
 
+VnniTile* vnni_tile(ggml_type type, bool is_fused) {
+    switch (type) {
+        case GGML_TYPE_Q4_K:
+            return is_fused ? multiply_as_tiles<Q4K, true> : multiply_as_tiles<Q4K, false>;
+        case GGML_TYPE_Q5_K:
+            return is_fused ? multiply_as_tiles<Q5K, true> : multiply_as_tiles<Q5K, false>;
+        case GGML_TYPE_Q6_K:
+            return is_fused ? multiply_as_tiles<Q6K, true> : multiply_as_tiles<Q6K, false>;
+        default: return nullptr;
+    }
+}
+
 #else
 
 const VnniKernel* vnni_kernel(ggml_type) { return nullptr; }
+
+VnniTile* vnni_tile(ggml_type, bool) { return nullptr; }
 
 #endif
 

@@ -7,6 +7,11 @@
 
 #include <ggml.h>
 
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
+    defined(__AVX512VL__) && defined(__F16C__)
+#define VKMOE_HAS_VNNI  // in what is compiled for such a processor
+#endif
+
 namespace vkmoe {
 
 /// How rows of a type are multiplied, with vectors that ggml has rounded and `arrange` put in order.
@@ -25,5 +30,12 @@ struct VnniKernel {
 
 /// The kernel for weights of a type; null where there is none, or the processor has no VNNI.
 const VnniKernel* vnni_kernel(ggml_type type);
+
+/// Multiplies a row by n vectors that ggml has rounded, to the bit as ggml's tiles do.
+using VnniTile = void(const uint8_t* row, size_t n_columns, const uint8_t* const* vectors, size_t n,
+                      float* products);
+
+/// Such a function for weights of a type; null where there is none, or the processor has no VNNI.
+VnniTile* vnni_tile(ggml_type type, bool is_fused);
 
 }  // namespace vkmoe
