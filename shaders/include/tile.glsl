@@ -48,6 +48,11 @@ vec4 load_x(uint index4) { return x4[index4]; }
 // Where vec4 i of a chunk's activations is.
 uint chunk_vec4(uint block, uint t, uint i) { return chunk_x(block, t) + (i < 4u ? i : GROUP_B_OFFSET + i - 4u); }
 
+#ifdef Q_BIAS
+// The inverse of the row's unit (tile_matrix.glsl): weights of these types are divided by it with their scales.
+float w_inverse = 1.0;
+#endif
+
 // The 32 weights of a chunk.
 void unpack_weights(WeightChunk chunk, uint block, uint t, out vec4 w[CHUNK_VEC4S]) {
     vec4 q[CHUNK_VEC4S];
@@ -56,10 +61,15 @@ void unpack_weights(WeightChunk chunk, uint block, uint t, out vec4 w[CHUNK_VEC4
 #ifdef Q_UNIT
     scale *= Q_UNIT;
 #endif
+#ifdef Q_BIAS
+    scale *= w_inverse;
+#endif
     [[unroll]] for (uint i = 0u; i < CHUNK_VEC4S; ++i) {
         const vec2 of_half = i < 4u ? scale.xy : scale.zw;
 #ifdef HAS_MIN
         precise vec4 weight = fma(vec4(of_half.x), q[i], vec4(-of_half.y));
+#elif defined(Q_BIAS)
+        precise vec4 weight = fma(vec4(of_half.x), q[i], vec4(-Q_BIAS * of_half.x));
 #else
         precise vec4 weight = of_half.x * q[i];
 #endif

@@ -61,6 +61,14 @@ float inverse_of(float unit) { return uintBitsToFloat(0x7F000000u - floatBitsToU
 
 Scale scale_of(float unit) { return Scale(inverse_of(unit), unit * 32768.0); }
 
+#ifdef Q_BIAS
+// Scales are f16 times less than 2^5: weights that are not 0 are above 2^-30, and what is below 2^22 stays finite.
+const float LEAST_UNIT = 1.0 / 18446744073709551616.0;
+#define W_INVERSE(scale) 1.0
+#else
+#define W_INVERSE(scale) scale.inverse
+#endif
+
 // Whether a chunk with this peak needs a larger unit. None would do for what is infinite.
 bool rises(float peak, Scale scale) { return peak >= scale.limit && floatBitsToUint(peak) < 0x7F800000u; }
 
@@ -107,11 +115,26 @@ uint team_column() { return gl_SubgroupID / DOT_TEAMS * LANE_COLUMNS; }
 uint matrix_dot(uint m) { return team_dot() + m % ROW_MATRICES * MATRIX_ROWS; }
 uint matrix_column(uint m) { return team_column() + m / ROW_MATRICES * MATRIX_COLUMNS; }
 
+// A row's new scale, and its unit. Where weights are divided as they are unpacked, the peak counts in units too.
+Scale raise_row(inout float w_peak, out float unit) {
+#ifdef Q_BIAS
+    w_peak *= inverse_of(w_inverse);
+    unit = max(unit_of(w_peak), LEAST_UNIT);
+    w_inverse = inverse_of(unit);
+    w_peak *= w_inverse;
+    return scale_of(1.0);
+#else
+    unit = unit_of(w_peak);
+    return scale_of(unit);
+#endif
+}
+
 // Raises the units of rows and columns that have these peaks and need it, or of all.
-void raise_units(float w_peak, float x_peak[LANE_SLICES], bool all, inout Scale w_scale, inout Scale x_scales[LANE_SLICES]) {
+void raise_units(inout float w_peak, float x_peak[LANE_SLICES], bool all, inout Scale w_scale, inout Scale x_scales[LANE_SLICES]) {
     if (all || rises(w_peak, w_scale)) {
-        w_scale = scale_of(unit_of(w_peak));
-        w_units[gl_LocalInvocationIndex] = unit_of(w_peak);
+        float unit;
+        w_scale = raise_row(w_peak, unit);
+        w_units[gl_LocalInvocationIndex] = unit;
     }
     // Several lanes bring a column's chunk.
     [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) atomicMax(x_peaks[brought_column(i)], floatBitsToUint(x_peak[i]));
@@ -219,7 +242,7 @@ void multiply_tile(uint n_rows, uint n_columns, uint n_blocks) {
             }
             if (!only_peaks) {
                 [[unroll]] for (uint i = 0u; i < CHUNK_SLICES; ++i)
-                    w_tile[gl_LocalInvocationIndex * LINE_SLICES + i] = slice_of(w[2u * i], w[2u * i + 1u], w_scale.inverse);
+                    w_tile[gl_LocalInvocationIndex * LINE_SLICES + i] = slice_of(w[2u * i], w[2u * i + 1u], W_INVERSE(w_scale));
                 [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
                     const uint place = brought_column(i) * LINE_SLICES + brought_slice();
                     x_tile[place] = slice_of(loaded.x[2u * i], loaded.x[2u * i + 1u], x_scales[i].inverse);

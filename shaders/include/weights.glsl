@@ -10,6 +10,7 @@
 //   GROUP_B_OFFSET    distance of a chunk's second 16 weights from its first, in vec4 of activations
 //   HAS_MIN           defined when weights have a min term
 //   Q_UNIT            defined when values of q are given as q/Q_UNIT
+//   Q_BIAS            defined when they are given as q + Q_BIAS; only with MATRIX_TILES and without HAS_MIN
 //   HAS_CODE_BOOK     defined when all lanes must call fill_code_book first; only where SHARED_CODE_BOOK is
 //   chunk_x(block, t)                         index of the first activation of chunk t, in vec4
 //   unpack_chunk(chunk, block, t, q, scale)   turns what was loaded into numbers

@@ -39,6 +39,6 @@ void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], 
     scale = vec4(d * (0.5 + float(int(levels & 0xFu))) * 0.25, 0.0, d * (0.5 + float(int((levels >> 4u) & 0xFu))) * 0.25, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         const uint index = ((indices >> (8u * i)) & 0xFFu) | (((upper >> (2u * i)) & 3u) << 8u);
-        iq2_weights(index, signs >> (8u * i), q[2u * i], q[2u * i + 1u]);
+        iq2_weights(index, SIGN_BITS(signs >> (8u * i)), q[2u * i], q[2u * i + 1u]);
     }
 }

@@ -31,6 +31,6 @@ void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], 
     scale = vec4(d * (0.5 + float(int(levels & 0xFu))) * 0.25, 0.0, d * (0.5 + float(int((levels >> 4u) & 0xFu))) * 0.25, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i) {
         const uint half_word = (i < 2u ? own.x : own.y) >> ((i & 1u) * 16u);
-        iq2_weights(half_word & 0x1FFu, eight_signs(half_word >> 9u), q[2u * i], q[2u * i + 1u]);
+        iq2_weights(half_word & 0x1FFu, EIGHT_SIGNS(half_word >> 9u), q[2u * i], q[2u * i + 1u]);
     }
 }

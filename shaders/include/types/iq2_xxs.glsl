@@ -26,5 +26,5 @@ void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], 
     const float d = half_of_pair(chunk.single[0], block) * (0.5 + float(int(own.y >> 28u))) * 0.25;
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 4u; ++i)
-        iq2_weights((own.x >> (8u * i)) & 0xFFu, eight_signs(own.y >> (7u * i)), q[2u * i], q[2u * i + 1u]);
+        iq2_weights((own.x >> (8u * i)) & 0xFFu, EIGHT_SIGNS(own.y >> (7u * i)), q[2u * i], q[2u * i + 1u]);
 }

@@ -42,6 +42,12 @@ void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], 
     scale = vec4(d, 0.0, d, 0.0);
     [[unroll]] for (uint i = 0u; i < 8u; ++i) {
         const uint low = ((i < 4u ? indices.x : indices.y) >> ((i & 3u) * 8u)) & 0xFFu;
+#ifdef MATRIX_TILES
+        const uint sizes = code_book_word(low | (((upper >> i) & 1u) << 8u));
+        const uvec2 spread = spread_eight(signs >> (8u * (i >> 1u)));
+        q[i] = biased_with_signs(sizes, (i & 1u) == 0u ? spread.x : spread.y);
+#else
         q[i] = with_signs(bytes_to_vec4(code_book_word(low | (((upper >> i) & 1u) << 8u))), signs >> (4u * i));
+#endif
     }
 }

@@ -33,9 +33,18 @@ void unpack_chunk(WeightChunk chunk, uint block, uint t, precise out vec4 q[8], 
     const uint own = word_at(chunk.common_word, t & 3u);
     const float d = half_of_pair(chunk.single[0], block) * (0.5 + float(int(own >> 28u))) * 0.5;
     scale = vec4(d, 0.0, d, 0.0);
+#ifdef MATRIX_TILES
+    [[unroll]] for (uint i = 0u; i < 4u; ++i) {
+        const uint pair = (i < 2u ? indices.x : indices.y) >> ((i & 1u) * 16u);
+        const uvec2 signs = spread_seven(own >> (7u * i));
+        q[2u * i] = biased_with_signs(code_book_word(pair & 0xFFu), signs.x);
+        q[2u * i + 1u] = biased_with_signs(code_book_word((pair >> 8u) & 0xFFu), signs.y);
+    }
+#else
     [[unroll]] for (uint i = 0u; i < 8u; ++i) {
         const uint index = ((i < 4u ? indices.x : indices.y) >> ((i & 3u) * 8u)) & 0xFFu;
         const uint signs = eight_signs(own >> (7u * (i >> 1u))) >> ((i & 1u) * 4u);
         q[i] = with_signs(bytes_to_vec4(code_book_word(index)), signs);
     }
+#endif
 }
