@@ -134,6 +134,7 @@ def test_matrix_units_are_used_where_their_tiles_fit() -> None:
     for lacking in (
         replace(able, matrix_shapes=()),
         replace(able, takes_subgroup_size=False),
+        replace(able, subgroup_shuffle=False),
         replace(able, features=able.features - {"memory_model"}),
         replace(able, limits=replace(able.limits, max_shared_memory=32 << 10)),
         replace(able, limits=replace(able.limits, max_workgroup_invocations=128)),

@@ -12,7 +12,14 @@ from typing import Any, Literal
 
 from vkmoe.choices import Layout
 from vkmoe.facts import DeviceInfo, MatrixShape
-from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, Tile, TileNumbers
+from vkmoe.kernels.launches import (
+    KEEPING,
+    UNITS_SHARED_BYTES,
+    KernelClass,
+    Launch,
+    Tile,
+    TileNumbers,
+)
 
 # Rows of a batch that a workgroup takes at once. With more, Intel's GPUs spill registers.
 _COLUMNS, _INTEL_COLUMNS = 8, 2
@@ -104,8 +111,13 @@ class Tuning:
 
     @property
     def walk_suffix(self) -> str:
-        """Return the suffix of the SPIR-V variants of the attention of prompts."""
+        """Return the suffix of the SPIR-V variants of what appends the rows of prompts."""
         return "+blocks64" if self.mapping == "blocks" and self.load_64bit else ""
+
+    @property
+    def attend_suffix(self) -> str:
+        """Return the suffix of those of attention of prompts, where rows fit (choose_tiling)."""
+        return self.walk_suffix if self.matrix_tile is None else "+matrix"
 
     @property
     def tile(self) -> Tile:
@@ -308,7 +320,8 @@ def matrix_tile(device: DeviceInfo) -> Tile | None:
     """
     shape = next((s for s in device.half_shapes if _fits_chunks(s)), None)
     one_size = device.has_one_subgroup_size
-    if shape is None or not (one_size or device.takes_subgroup_size):
+    able = device.subgroup_shuffle and (one_size or device.takes_subgroup_size)
+    if shape is None or not able:
         return None
     size = device.subgroup_size
     if device.is_cpu:
@@ -332,7 +345,7 @@ def matrix_tile(device: DeviceInfo) -> Tile | None:
         0 if one_size else size,
     )
     limits = device.limits
-    fits = tile.shared_bytes <= limits.max_shared_memory
+    fits = max(tile.shared_bytes, UNITS_SHARED_BYTES) <= limits.max_shared_memory
     return tile if fits and workgroup_size <= limits.max_workgroup_invocations else None
 
 
