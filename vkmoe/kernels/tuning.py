@@ -57,6 +57,7 @@ class Tuning:
     own_tile: Tile | None = None  # of kernels that multiply tiles; None: as every device can
     half_tiles: bool = False  # lanes: they multiply f16 (needs shaderFloat16), all but routers
     matrix_tile: Tile | None = None  # lanes: of those, on matrix units; None: without
+    attend_size: int = 0  # of subgroups of attention there; 0: that of these tiles
 
     @property
     def layout(self) -> Layout:
@@ -233,6 +234,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         own_tile=_tile(device),
         half_tiles=_multiplies_halves(device),
         matrix_tile=matrix_tile(device),
+        attend_size=_attend_size(device),
         most_columns=_COLUMNS if _has_many_registers(device) else _INTEL_COLUMNS,
     )
 
@@ -347,6 +349,17 @@ def matrix_tile(device: DeviceInfo) -> Tile | None:
     limits = device.limits
     fits = max(tile.shared_bytes, UNITS_SHARED_BYTES) <= limits.max_shared_memory
     return tile if fits and workgroup_size <= limits.max_workgroup_invocations else None
+
+
+def _attend_size(device: DeviceInfo) -> int:
+    """Choose the size of subgroups of attention on matrix units; 0: that of tiles.
+
+    The least from 32 on: at twice that AMD's matrix units read each factor from shared memory
+    twice as often, and the estimate for attention is a fifth more (docs/models.md).
+    """
+    tile, (least, _) = matrix_tile(device), device.subgroup_range
+    is_free = tile is not None and tile.required_size > least >= 32
+    return least if is_free and not device.is_cpu else 0
 
 
 def _fits_chunks(shape: MatrixShape) -> bool:
