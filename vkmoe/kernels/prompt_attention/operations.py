@@ -166,7 +166,7 @@ def _matrix_tiling(shape: Shape, tuning: Tuning) -> PromptTiling | None:
     subgroups = (free, free) if free else (tile.subgroup_size, tile.required_size)
     most_sums = MATRIX_SUMS if tile.loads_ahead else FEW_MATRIX_SUMS
     room = max(tile.shared_bytes, UNITS_SHARED_BYTES)
-    for columns in (32, 16, 8):
+    for columns in (n for n in (32, 16, 8) if n <= lanes):
         tiling = PromptTiling(lanes, columns, "+matrix", *sizes, *subgroups)
         few_sums = tiling.lane_sums(shape) <= most_sums or columns == tile.matrix_rows
         if columns % tile.matrix_rows == 0 and few_sums and tiling.shared_bytes(shape) <= room:
