@@ -39,6 +39,7 @@ def test_kernels_agree_with_their_twins(run_module: RunModule, family: str, kind
     assert cases and all(case["ok"] for case in cases), cases
 
 
+@pytest.mark.full
 def test_attention_agrees_with_its_twin(run_module: RunModule) -> None:
     words = ("selftest", "--device", "llvmpipe", "--only", "prompt_attention+matrix", "--json")
     cases = json.loads(run_module("vkmoe", *words))["cases"]
