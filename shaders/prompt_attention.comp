@@ -6,7 +6,8 @@
 //           K and V caches [regions][N_KV_HEADS][PLACES][ROW_DIM] (kv_types.glsl), with these rows in place, and sinks f32
 //           [N_HEADS] (null = none). Output: out f32, row r from word r*out_pitch on: [N_HEADS*VALUE_DIM].
 // Who       a column is a head of a row. A workgroup takes COLUMNS columns that share a kv head, rows in order, and walks the cache
-//           for all of them at once: see include/prompt_tile.glsl (GPUs) and prompt_lanes.glsl (CPU drivers).
+//           for all of them at once: see include/prompt_tile.glsl (GPUs), prompt_matrix.glsl (those with matrix units) and
+//           prompt_lanes.glsl (CPU drivers).
 // Assumes   a column's sums are made in steps of absolute positions, each of which leaves alone a column that sees nothing of it:
 //           no other column, and no cut of the rows, has a say in its bits, nor has what is not finite where a row does not see
 //           it. Rows from n_rows on are inert.
@@ -27,6 +28,10 @@ layout(constant_id = 5) const uint WORKGROUP_HEADS = 32u;
 layout(constant_id = 6) const uint K_TYPE = 0u; // see kv_types.glsl; equal where a row is key and value
 layout(constant_id = 7) const uint V_TYPE = 0u;
 layout(constant_id = 8) const uint RING = 0u; // see kv_types.glsl
+layout(constant_id = 9) const uint MATRIX_ROWS = 16u; // these four with MATRIX_TILES: what matrix units multiply at once
+layout(constant_id = 10) const uint MATRIX_COLUMNS = 16u;
+layout(constant_id = 11) const uint MATRIX_DEPTH = 16u;
+layout(constant_id = 12) const uint SUBGROUP_SIZE = 32u;
 
 layout(set = 0, binding = 0, std430) readonly buffer Queries { float queries[]; };
 layout(set = 0, binding = 2, std430) readonly buffer Rest { float rest[]; };
@@ -134,6 +139,8 @@ void store_unit(uint column, uint unit, vec4 low, vec4 high) {
 
 #ifdef ONE_SUBGROUP
 #include "prompt_lanes.glsl"
+#elif defined(MATRIX_TILES)
+#include "prompt_matrix.glsl"
 #else
 #include "prompt_tile.glsl"
 #endif

@@ -6,10 +6,7 @@
 // chunk to 16 or more, below 32. Where a later chunk has one of 2^15 or more, the largest of all chunks counts in its place,
 // and the products begin anew, once at most. So nothing overflows, what is too small for f16 is below 2^-18 of the row's or
 // column's largest number, and a unit depends on its own row or column alone. vkmoe/kernels/matmul/twins.py bounds the error.
-#extension GL_KHR_cooperative_matrix : require
-#extension GL_KHR_memory_scope_semantics : require
-#extension GL_KHR_shader_subgroup_basic : require
-#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#include "matrix_units.glsl"
 
 const uint TILE_DOTS = gl_WorkGroupSize.x;
 const uint TILE_ROWS = TILE_DOTS / N_PARTS;
@@ -40,12 +37,6 @@ shared uint is_raised[2];           // whether a unit must be, in even and in od
 
 SumMatrix sums[N_MATRICES];
 
-// Barriers that make what was written to shared memory visible: in Vulkan's memory model, which cooperative matrices need, they
-// do so only if asked, and tools/compile_shaders.py keeps single accesses from it.
-const int SHARING = gl_SemanticsAcquireRelease | gl_SemanticsMakeAvailable | gl_SemanticsMakeVisible;
-void share() { controlBarrier(gl_ScopeWorkgroup, gl_ScopeWorkgroup, gl_StorageSemanticsShared, SHARING); }
-void share_in_subgroup() { controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, SHARING); }
-
 // ----- units -----
 
 // The inverse of a unit, and the number that chunks must stay below.
@@ -53,11 +44,6 @@ struct Scale {
     float inverse;
     float limit;
 };
-
-// The power of two that brings a number to 16 or more, below 32. Exponents of it and its inverse stay those of normal numbers.
-float unit_of(float peak) { return uintBitsToFloat((max(floatBitsToUint(peak) >> 23u, 5u) - 4u) << 23u); }
-
-float inverse_of(float unit) { return uintBitsToFloat(0x7F000000u - floatBitsToUint(unit)); }
 
 Scale scale_of(float unit) { return Scale(inverse_of(unit), unit * 32768.0); }
 
@@ -71,11 +57,6 @@ const float LEAST_UNIT = 1.0 / 18446744073709551616.0;
 
 // Whether a chunk with this peak needs a larger unit. None would do for what is infinite.
 bool rises(float peak, Scale scale) { return peak >= scale.limit && floatBitsToUint(peak) < 0x7F800000u; }
-
-float peak_of(vec4 numbers) {
-    const vec4 sizes = abs(numbers);
-    return max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
-}
 
 // ----- steps -----
 
@@ -99,14 +80,6 @@ void load_step(WeightRow row, uint x_starts[LANE_SLICES], uint n_blocks, uint st
     [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
         [[unroll]] for (uint k = 0u; k < SLICE_VEC4S; ++k) loaded.x[i * SLICE_VEC4S + k] = load_x(x_starts[i] + at + k);
     }
-}
-
-uint two_halves(vec2 numbers) { return packFloat2x16(f16vec2(numbers)); }
-
-uvec4 slice_of(vec4 first, vec4 last, float inverse) {
-    first *= inverse;
-    last *= inverse;
-    return uvec4(two_halves(first.xy), two_halves(first.zw), two_halves(last.xy), two_halves(last.zw));
 }
 
 // Where this subgroup's first row and column are in the tile, and those of one of its matrices.

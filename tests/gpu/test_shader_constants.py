@@ -44,6 +44,11 @@ CONSTANTS = {
         "BLOCK": prompt_attention.BLOCK,
         "CHUNK": prompt_attention.CHUNK,
     },
+    "include/prompt_matrix.glsl": {
+        "BLOCK": prompt_attention.BLOCK,
+        "CHUNK_SLICES": prompt_attention.CHUNK_SLICES,
+        "WHOLE_SLICES": prompt_attention.WHOLE_SLICES,
+    },
     "attention_combine.comp": {"MAX_SPLITS": attention_shapes.MAX_SPLITS},
     "include/attention_cache.glsl": {
         "WHOLE": attention.WHOLE,

@@ -31,7 +31,13 @@ from vkmoe.choices import KvType
 from vkmoe.gpu.device import spirv_folder
 from vkmoe.gpu.kernels import KERNELS, KernelSpec, PushField
 from vkmoe.kernels.attention.shapes import AttentionShape, LatentShape, choose_split, type_numbers
-from vkmoe.kernels.launches import Launch, MatvecFamily, Tile, kernel_class
+from vkmoe.kernels.launches import (
+    UNITS_SHARED_BYTES,
+    Launch,
+    MatvecFamily,
+    Tile,
+    kernel_class,
+)
 from vkmoe.kernels.prompt_attention.operations import choose_tiling
 from vkmoe.kernels.router.operations import MAX_EXPERTS
 from vkmoe.kernels.tuning import Tuning
@@ -177,6 +183,8 @@ def test_capabilities_are_those_the_name_promises(name: str) -> None:
         allowed |= {FLOAT16}
     if name.endswith("+matrix"):
         allowed |= {SUBGROUP, MEMORY_MODEL, COOPERATIVE_MATRIX}
+    if name == "prompt_attention+matrix":
+        allowed |= {SUBGROUP_SHUFFLE}
     if name.endswith(("+subgroup", "+blocks64")):
         allowed |= {SUBGROUP, SUBGROUP_ARITHMETIC}
     assert module(name).capabilities <= allowed
@@ -312,7 +320,7 @@ MATRIX_TILES = (
 @every_variant
 def test_shared_memory_of_tiles_for_matrix_units(name: str) -> None:
     """As the host counts it, besides large code books."""
-    if not name.endswith("+matrix"):
+    if not name.endswith("+matrix") or family(name) not in TILE_FAMILIES:
         return
     for tile in MATRIX_TILES:
         sums = tile.shared_bytes - LARGEST_BYTES
@@ -370,14 +378,18 @@ def test_shared_memory_of_latent_attention(name: str, tuning: Tuning, kv_type: K
 def test_shared_memory_of_prompt_attention(name: str, kv_types: KvTypes) -> None:
     """Of every width: the widest tiles, and the rows that leave fewest columns a workgroup."""
     on_cpu, on_gpu = DEFAULT_TUNINGS[1:3]
-    tuning = on_cpu if name.endswith(on_cpu.walk_suffix) else on_gpu
+    on_units = [replace(on_gpu, matrix_tile=tile) for tile in MATRIX_TILES]
+    tunings = {"": [on_gpu], on_cpu.walk_suffix: [on_cpu], "+matrix": on_units}
     shapes: list[AttentionShape | LatentShape]
     shapes = [AttentionShape(16, 4, dim, dim, 4096, "neox", "none", 1e-6, 1.0, kv_types)
                for dim in (8, 64, 96, 128, 136, 256, 512)]  # fmt: skip
     shapes += [LatentShape(16, rank, 64, 128, 4096, 1e-6, 1.0, kv_types.values)
                for rank in (8, 512, 1024)]  # fmt: skip
-    for shape in shapes:
+    suffix = name.removeprefix("prompt_attention")
+    for shape, tuning in itertools.product(shapes, tunings[suffix]):
         tiling = choose_tiling(shape, tuning)
+        if tiling.suffix != suffix:
+            continue  # rows that matrix units do not take
         constants = [
             tiling.workgroup_size,
             shape.row_dim,
@@ -386,8 +398,17 @@ def test_shared_memory_of_prompt_attention(name: str, kv_types: KvTypes) -> None
             4,
             tiling.workgroup_heads,
             *type_numbers(shape).values(),
+            0,
+            *(tiling.matrix_rows, tiling.matrix_columns, tiling.matrix_depth),
+            tiling.subgroup_size,
         ]
-        assert module(name).shared_bytes(constants) <= SHARED_LIMIT, tiling
+        found = module(name).shared_bytes(constants)
+        if suffix == "+matrix":
+            assert tuning.matrix_tile is not None
+            most = max(UNITS_SHARED_BYTES, tuning.matrix_tile.shared_bytes)
+            assert found <= tiling.shared_bytes(shape) + 64 and tiling.shared_bytes(shape) <= most
+        else:
+            assert found <= SHARED_LIMIT, tiling
 
 
 def test_the_reader_sees_what_is_there() -> None:

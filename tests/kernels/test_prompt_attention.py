@@ -1,6 +1,7 @@
 """Attention of prompts: against the twins, and that no cut, place or neighbour changes a bit.
 
-Each on both walks: that of GPUs, and that of CPU drivers where this device has it.
+Each on all walks: that of GPUs, and those of CPU drivers and of matrix units where this device has
+them (see tests/lavapipe).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from vkmoe.kernels.attention.shapes import (
 from vkmoe.kernels.attention.twins import first_seen
 from vkmoe.kernels.comparison import Checks
 from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.family import Variant
 from vkmoe.kernels.prompt_attention.cases import PromptBatch, Prompts
 from vkmoe.kernels.prompt_attention.operations import (
     PromptTensors,
@@ -45,12 +47,18 @@ from vkmoe.kernels.prompt_attention.operations import (
 )
 from vkmoe.kernels.tuning import Tuning
 from vkmoe.kv_types import KV_NUMBERS, KvTypes, both
+from vkmoe.selftest.suite import runnable
 
-from .tunings import MAPPINGS, tuning_for
+from .tunings import chosen_device, tuning_for
 
 N_ROWS = 24  # of most programs
-WALKS = [suffix for suffix in ("", "+blocks64") if suffix in MAPPINGS]
-both_walks = pytest.mark.parametrize("walk", WALKS, ids=["gpu", "cpu"][: len(WALKS)])
+NAMES = {"": "gpu", "+blocks64": "cpu", "+matrix": "units"}
+WALKS = [
+    suffix
+    for suffix in NAMES
+    if runnable(Variant.parse(f"prompt_attention{suffix}"), chosen_device())
+]
+every_walk = pytest.mark.parametrize("walk", WALKS, ids=NAMES.__getitem__)
 
 SHAPES: dict[str, AttentionShape | LatentShape] = {
     "qwen3": qwen3_shape(),
@@ -99,7 +107,9 @@ OF_QUANTS = ["gpt-oss q8_0, f16", "deepseek2 q8_0", "gpt-oss q4_0, q5_1", "56 + 
 
 
 def case_of(runner: Runner, name: str, walk: str, n_rows: int = N_ROWS) -> Prompts:
-    return Prompts(runner, SHAPES[name], tuning_for(walk, 8 if walk else 64, 4), n_rows)
+    return Prompts(
+        runner, SHAPES[name], tuning_for(walk, 8 if walk == "+blocks64" else 64, 4), n_rows
+    )
 
 
 def step(case: Prompts, batch: PromptBatch) -> NDArray[np.float32]:
@@ -110,7 +120,7 @@ def step(case: Prompts, batch: PromptBatch) -> NDArray[np.float32]:
     return out
 
 
-@both_walks
+@every_walk
 @pytest.mark.parametrize("name", sampled(SHAPES, ("gpt-oss q8_0, f16", "deepseek2").__contains__))
 @pytest.mark.sample(2)
 def test_chunks_of_two_sequences(runner: Runner, name: str, walk: str) -> None:
@@ -124,11 +134,11 @@ def test_chunks_of_two_sequences(runner: Runner, name: str, walk: str) -> None:
     step(case, case.draw([*range(9, 13), 30, 31, 68], [1] * 4 + [0] * 3))
 
 
-@both_walks
+@every_walk
 def test_wide_rows(runner: Runner, walk: str) -> None:
     """What has fewest columns a workgroup; on CPU drivers the compiler takes too long for more."""
     shape = qwen3_shape(n_heads=2, n_kv_heads=1, head_dim=256, rotary_dim=256)
-    case = Prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
+    case = Prompts(runner, shape, tuning_for(walk, 8 if walk == "+blocks64" else 64, 4), N_ROWS)
     step(case, case.draw(range(24)))
     step(case, case.draw(range(24, 40)))
 
@@ -153,7 +163,7 @@ def outputs(case: Prompts, batch: PromptBatch, cuts: Sequence[int]) -> NDArray[n
     return np.concatenate([case.outputs(batch.part(span)) for span in spans])
 
 
-@both_walks
+@every_walk
 @pytest.mark.parametrize("name", [*OF_ANY_KIND, *OF_QUANTS])
 @pytest.mark.sample(4)
 def test_no_cut_changes_a_bit(runner: Runner, name: str, walk: str) -> None:
@@ -170,7 +180,7 @@ def test_no_cut_changes_a_bit(runner: Runner, name: str, walk: str) -> None:
         np.testing.assert_array_equal(results[0], other)
 
 
-@both_walks
+@every_walk
 @pytest.mark.parametrize("name", OF_ANY_KIND)
 def test_no_place_or_neighbour_changes_a_bit(runner: Runner, name: str, walk: str) -> None:
     """Rows that go on from a filled cache: in any order, among rows of another sequence."""
@@ -186,7 +196,7 @@ def test_no_place_or_neighbour_changes_a_bit(runner: Runner, name: str, walk: st
         np.testing.assert_array_equal(case.outputs(batch.part(order)), alone[order])
 
 
-@both_walks
+@every_walk
 def test_the_size_of_a_program_changes_no_bit(runner: Runner, walk: str) -> None:
     outs = []
     for n_rows in (7, N_ROWS):
@@ -195,7 +205,7 @@ def test_the_size_of_a_program_changes_no_bit(runner: Runner, walk: str) -> None
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
-@both_walks
+@every_walk
 @pytest.mark.parametrize(  # latent attention has no windows
     ("name", "window"), [*product(("qwen3 f32", "gpt-oss"), (0, 3)), ("deepseek2", 0)]
 )
@@ -208,7 +218,7 @@ def test_what_is_not_seen_has_no_say(runner: Runner, name: str, window: int, wal
     if isinstance(shape, AttentionShape):
         shape = replace(shape, window=window)
     for factor in (1.0, np.inf, np.nan):
-        case = Prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
+        case = Prompts(runner, shape, tuning_for(walk, 8 if walk == "+blocks64" else 64, 4), N_ROWS)
         batch = case.draw([*range(42), *range(9)], [0] * 42 + [1] * 9)
         batch.raw[41:] *= factor
         batch.raw[: 32 - window if window else 0] *= factor
@@ -221,10 +231,10 @@ def test_what_is_not_seen_has_no_say(runner: Runner, name: str, window: int, wal
 # ----- windows, sinks, scores -----
 
 
-@both_walks
+@every_walk
 def test_windows_of_every_length(runner: Runner, walk: str) -> None:
     """What no row sees is NaN, in front of the windows and behind the rows."""
-    tuning, first = tuning_for(walk, 8 if walk else 64, 4), 75
+    tuning, first = tuning_for(walk, 8 if walk == "+blocks64" else 64, 4), 75
     for window in (1, 2, 31, 32, 33, 60, 75, 76, 100):
         filled = slice(first_seen(first, window), first)
         case = Prompts(runner, gpt_oss_shape(window=window), tuning, N_ROWS, filled)
@@ -232,23 +242,26 @@ def test_windows_of_every_length(runner: Runner, walk: str) -> None:
         step(case, case.draw([first + N_ROWS, first, first + 1], [0, 1, 1]))
 
 
-@both_walks
+@every_walk
 def test_a_window_that_holds_everything_changes_no_bit(runner: Runner, walk: str) -> None:
     outs = []
     for window in (0, 50, 1 << 20):
         case = Prompts(
-            runner, gpt_oss_shape(window=window), tuning_for(walk, 8 if walk else 64, 4), N_ROWS
+            runner,
+            gpt_oss_shape(window=window),
+            tuning_for(walk, 8 if walk == "+blocks64" else 64, 4),
+            N_ROWS,
         )
         outs.append(outputs(case, case.draw(range(50)), range(N_ROWS, 50, N_ROWS)))
     np.testing.assert_array_equal(outs[0], outs[1])
     np.testing.assert_array_equal(outs[0], outs[2])
 
 
-@both_walks
+@every_walk
 def test_sinks_from_minus_infinity_to_far_above_the_scores(runner: Runner, walk: str) -> None:
     """A sink of -infinity is no sink; one far above takes all weight."""
     sinks = np.array([-np.inf, -3e38, -1e4, -20.0, 0.0, 20.0, 1e4, 3e38], np.float32)
-    tuning, outs = tuning_for(walk, 8 if walk else 64, 4), []
+    tuning, outs = tuning_for(walk, 8 if walk == "+blocks64" else 64, 4), []
     for shape, given in ((gpt_oss_shape(), sinks), (gpt_oss_shape(sinks=False), None)):
         case = Prompts(runner, shape, tuning, N_ROWS, sinks=given)
         outs.append(step(case, case.draw(range(N_ROWS))).reshape(N_ROWS, len(sinks), -1))
@@ -257,11 +270,11 @@ def test_sinks_from_minus_infinity_to_far_above_the_scores(runner: Runner, walk:
     assert not with_sinks[:, 6:].any() and np.abs(without[:, 6:]).all()
 
 
-@both_walks
+@every_walk
 def test_large_scores_do_not_overflow(runner: Runner, walk: str) -> None:
     """A running maximum that keeps rising by hundreds."""
     shape = qwen3_shape(norm="none", scale=30.0, kv_types=both("f32"))
-    case = Prompts(runner, shape, tuning_for(walk, 8 if walk else 64, 4), N_ROWS)
+    case = Prompts(runner, shape, tuning_for(walk, 8 if walk == "+blocks64" else 64, 4), N_ROWS)
     for start in range(0, 48, N_ROWS):
         step(case, case.draw(range(start, start + N_ROWS)))
 
@@ -269,9 +282,9 @@ def test_large_scores_do_not_overflow(runner: Runner, walk: str) -> None:
 # ----- what is chosen and declared -----
 
 
-@both_walks
+@every_walk
 def test_neither_context_nor_window_have_a_say(walk: str) -> None:
-    tuning = tuning_for(walk, 8 if walk else 64, 4)
+    tuning = tuning_for(walk, 8 if walk == "+blocks64" else 64, 4)
     shapes = [gpt_oss_shape(context=n, window=w) for n in (1, 100, 1 << 17) for w in (0, 1, 128)]
     assert len({choose_tiling(shape, tuning) for shape in shapes}) == 1
 

@@ -130,10 +130,14 @@ def test_matrix_units_are_used_where_their_tiles_fit() -> None:
     assert form(32, 8, 32, 8, 8, 16) is None
     assert form(32, 32, 32, 16, 16, 64) is None, "deeper than a chunk"
     able = with_matrix_units(gpu(64, 32, 64, takes_size=True))
-    assert choose_tuning(able).tile_suffix == "+matrix"
+    assert choose_tuning(able).tile_suffix == choose_tuning(able).attend_suffix == "+matrix"
+    assert choose_tuning(able).attend_size == 32
+    intel = with_matrix_units(gpu(32, 16, 32, takes_size=True))
+    assert choose_tuning(intel).attend_size == 0, "tiles have the least already"
     for lacking in (
         replace(able, matrix_shapes=()),
         replace(able, takes_subgroup_size=False),
+        replace(able, subgroup_shuffle=False),
         replace(able, features=able.features - {"memory_model"}),
         replace(able, limits=replace(able.limits, max_shared_memory=32 << 10)),
         replace(able, limits=replace(able.limits, max_workgroup_invocations=128)),

@@ -14,7 +14,7 @@ from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.kernels.family import Variant
 from vkmoe.kernels.inputs import WEIGHT_TYPES
 from vkmoe.kernels.launches import ColumnClass, KernelClass, Launch, MatvecFamily, RowClass
-from vkmoe.kernels.tuning import Tuning
+from vkmoe.kernels.tuning import Tuning, matrix_tile
 from vkmoe.quants import HAS_KERNEL, TYPES
 from vkmoe.selftest.suite import runnable
 
@@ -45,6 +45,9 @@ def tuning_for(suffix: str, workgroup_size: int, rows: int) -> Tuning:
     rows = min(rows, MOST_LANE_ROWS // workgroup_size)
     if suffix == "+blocks64":
         return Tuning("blocks", 8, rows, False, load_64bit=True)
+    if suffix == "+matrix":
+        tile = matrix_tile(chosen_device())
+        return Tuning("lanes", workgroup_size, rows, False, matrix_tile=tile)
     mapping = "blocks" if suffix == "+blocks" else "lanes"
     return Tuning(mapping, workgroup_size, rows, suffix == "+subgroup")  # type: ignore[arg-type]
 

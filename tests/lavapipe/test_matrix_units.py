@@ -39,6 +39,14 @@ def test_kernels_agree_with_their_twins(run_module: RunModule, family: str, kind
     assert cases and all(case["ok"] for case in cases), cases
 
 
+@pytest.mark.full
+def test_attention_agrees_with_its_twin(run_module: RunModule) -> None:
+    words = ("selftest", "--device", "llvmpipe", "--only", "prompt_attention+matrix", "--json")
+    cases = json.loads(run_module("vkmoe", *words))["cases"]
+    assert cases and all(case["ok"] for case in cases), cases
+
+
+ATTENTION = "tests/kernels/test_prompt_attention.py"
 KERNELS, ENGINE = "tests/kernels/test_matmul.py", "tests/engine/test_batches.py"
 EVERY = ("-m", "")
 ALL_OF_KERNELS = (*EVERY, KERNELS, "-k", "+matrix or other_matrices")
@@ -50,6 +58,8 @@ ALL_OF_KERNELS = (*EVERY, KERNELS, "-k", "+matrix or other_matrices")
         (KERNELS, "-k", "+matrix and any_batch and Q4_K and False"),
         (KERNELS, "-k", "+matrix and overflows and Q6_K"),
         (KERNELS, "-k", "other_matrices"),
+        (ATTENTION, "-k", "units and (gpt-oss or 512) and not q8_0 and not q4_0"),
+        pytest.param((*EVERY, ATTENTION, "-k", "units"), marks=pytest.mark.full),
         pytest.param((*EVERY, ENGINE, "-k", "tiles_of_f16"), marks=pytest.mark.full),
         *(
             pytest.param((*ALL_OF_KERNELS, "--share", f"{i}/8"), marks=pytest.mark.full)

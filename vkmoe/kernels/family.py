@@ -169,9 +169,9 @@ class Family(NamedTuple):
 
     trials: Callable[[Setting], Iterator[Trial]]
     works: Callable[[Setup], Iterator[Work]]
-    chosen_by: Literal["dot_suffix", "tile_suffix", "reduce_suffix", "walk_suffix", "nothing"] = (
-        "nothing"
-    )
+    chosen_by: Literal[
+        "dot_suffix", "tile_suffix", "reduce_suffix", "walk_suffix", "attend_suffix", "nothing"
+    ] = "nothing"
     probe: Callable[[Used], Probe] | None = None
 
 

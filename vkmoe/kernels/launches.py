@@ -28,6 +28,10 @@ MOST_FEW, MOST_SOME = 1024, 16384
 MOST_SHORT = 1024  # columns; 32 to a lane, they occupy half of a workgroup of 64
 
 
+# What a device must have of shared memory for kernels on matrix units, besides what its tiles take.
+UNITS_SHARED_BYTES = 32768
+
+
 class Launch(NamedTuple):
     """Says how a kernel is spread: lanes and rows of a workgroup, and lanes of a subgroup.
 

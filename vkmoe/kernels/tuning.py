@@ -12,7 +12,14 @@ from typing import Any, Literal
 
 from vkmoe.choices import Layout
 from vkmoe.facts import DeviceInfo, MatrixShape
-from vkmoe.kernels.launches import KEEPING, KernelClass, Launch, Tile, TileNumbers
+from vkmoe.kernels.launches import (
+    KEEPING,
+    UNITS_SHARED_BYTES,
+    KernelClass,
+    Launch,
+    Tile,
+    TileNumbers,
+)
 
 # Rows of a batch that a workgroup takes at once. With more, Intel's GPUs spill registers.
 _COLUMNS, _INTEL_COLUMNS = 8, 2
@@ -50,6 +57,7 @@ class Tuning:
     own_tile: Tile | None = None  # of kernels that multiply tiles; None: as every device can
     half_tiles: bool = False  # lanes: they multiply f16 (needs shaderFloat16), all but routers
     matrix_tile: Tile | None = None  # lanes: of those, on matrix units; None: without
+    attend_size: int = 0  # of subgroups of attention there; 0: that of these tiles
 
     @property
     def layout(self) -> Layout:
@@ -104,8 +112,13 @@ class Tuning:
 
     @property
     def walk_suffix(self) -> str:
-        """Return the suffix of the SPIR-V variants of the attention of prompts."""
+        """Return the suffix of the SPIR-V variants of what appends the rows of prompts."""
         return "+blocks64" if self.mapping == "blocks" and self.load_64bit else ""
+
+    @property
+    def attend_suffix(self) -> str:
+        """Return the suffix of those of attention of prompts, where rows fit (choose_tiling)."""
+        return self.walk_suffix if self.matrix_tile is None else "+matrix"
 
     @property
     def tile(self) -> Tile:
@@ -221,6 +234,7 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         own_tile=_tile(device),
         half_tiles=_multiplies_halves(device),
         matrix_tile=matrix_tile(device),
+        attend_size=_attend_size(device),
         most_columns=_COLUMNS if _has_many_registers(device) else _INTEL_COLUMNS,
     )
 
@@ -308,7 +322,8 @@ def matrix_tile(device: DeviceInfo) -> Tile | None:
     """
     shape = next((s for s in device.half_shapes if _fits_chunks(s)), None)
     one_size = device.has_one_subgroup_size
-    if shape is None or not (one_size or device.takes_subgroup_size):
+    able = device.subgroup_shuffle and (one_size or device.takes_subgroup_size)
+    if shape is None or not able:
         return None
     size = device.subgroup_size
     if device.is_cpu:
@@ -332,8 +347,19 @@ def matrix_tile(device: DeviceInfo) -> Tile | None:
         0 if one_size else size,
     )
     limits = device.limits
-    fits = tile.shared_bytes <= limits.max_shared_memory
+    fits = max(tile.shared_bytes, UNITS_SHARED_BYTES) <= limits.max_shared_memory
     return tile if fits and workgroup_size <= limits.max_workgroup_invocations else None
+
+
+def _attend_size(device: DeviceInfo) -> int:
+    """Choose the size of subgroups of attention on matrix units; 0: that of tiles.
+
+    The least from 32 on: at twice that AMD's matrix units read each factor from shared memory
+    twice as often, and the estimate for attention is a fifth more (docs/models.md).
+    """
+    tile, (least, _) = matrix_tile(device), device.subgroup_range
+    is_free = tile is not None and tile.required_size > least >= 32
+    return least if is_free and not device.is_cpu else 0
 
 
 def _fits_chunks(shape: MatrixShape) -> bool:

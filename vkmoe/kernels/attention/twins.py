@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from vkmoe.choices import KvType
 from vkmoe.kernels.attention.caches import cache_row, hadamard
+from vkmoe.kernels.matmul.twins import HALF_UNIT
 from vkmoe.kernels.norms.twins import rms_norm
 from vkmoe.kv_types import KvTypes
 
@@ -200,3 +201,28 @@ def prompt_attention(
         partials = attention(query, key[:, seen], value[:, seen], 1)
         out.append(attention_combine(partials, position, window, sinks))
     return np.array(out)
+
+
+def prompt_matrix_bound(
+    queries: Floats, keys: Floats, values: Floats, positions: Sequence[int], window: int = 0
+) -> Wide:
+    """Bound the error on matrix units (prompt_matrix.glsl): [n_rows, n_heads].
+
+    Say u = 2^-11, S is the largest sum of |q * k| that a head has of a position, X and K its
+    largest |q| and sum of |k|, V the largest |v|. Scores are off by 2 u S where both factors are
+    rounded, 2^-18 X K by what is flushed of queries, and 2^-22 S of each product. Their
+    exponentials are off by the same share, in weights and total; weights and values are rounded
+    besides, and weights below 2^-29 of the largest flushed.
+    """
+    n_heads, n_kv_heads = queries.shape[1], keys.shape[1]
+    bounds = []
+    for query, key, value, position in zip(queries, keys, values, positions, strict=True):
+        seen = slice(first_seen(position, window), position + 1)
+        cached = np.repeat(np.abs(key[:, seen]), n_heads // n_kv_heads, axis=0)
+        sizes = np.abs(query.astype(np.float64))
+        products = np.einsum("hd,htd->ht", sizes, cached).max(1)
+        flushed = 2.0**-18 * sizes.max(1) * cached.sum(2).max(1)
+        scores = (2.01 * HALF_UNIT + query.shape[1] * 2.0**-22) * products + flushed
+        weights = 2.0 * np.expm1(scores) + 3.01 * HALF_UNIT + cached.shape[1] * 2.0**-28
+        bounds.append(weights * np.abs(value[:, seen]).max())
+    return np.array(bounds)

@@ -32,6 +32,7 @@ from vkmoe.kernels.attention.shapes import (
     shape_numbers,
 )
 from vkmoe.kernels.context import OpContext
+from vkmoe.kernels.launches import UNITS_SHARED_BYTES, Launch
 from vkmoe.kernels.tuning import Tuning
 
 APPEND_ROWS = kernel(
@@ -54,7 +55,8 @@ PROMPT_ATTENTION = kernel(
     "r:queries r:params r:rest w:out",
     "address:k_cache address:v_cache address:sinks u32:context u32:n_regions u32:window f32:scale "
     "u32:query_pitch u32:rest_offset u32:rest_pitch u32:rest_stride u32:out_pitch",
-    "workgroup_size row_dim value_dim n_heads n_kv_heads workgroup_heads k_type v_type ring",
+    "workgroup_size row_dim value_dim n_heads n_kv_heads workgroup_heads k_type v_type ring "
+    "matrix_rows matrix_columns matrix_depth subgroup_size",
 )
 
 GPU_LANES = 128  # which every device takes
@@ -63,6 +65,10 @@ BLOCK, CHUNK = 32, 8  # positions and vec4s of a row that prompt_tile.glsl stage
 WIDE_VALUES = 256  # dims
 LANE_SUMS, LANE_SUMS_OF_MORE = 32, 16
 CPU_LANES, CPU_COLUMNS = 8, 8  # at most
+# On matrix units: lanes at most, and slices of 16 bytes (f16) of a row that are staged at once. A
+# row's slices are made whole for all matrices; each line has one more, that is empty.
+UNIT_LANES, SLICE_BYTES, CHUNK_SLICES, WHOLE_SLICES = 128, 16, 16, 4
+MATRIX_SUMS, FEW_MATRIX_SUMS = 64, 16  # of a lane, at most; where it has 128 registers (Intel)
 THREAD_COLUMNS = 32  # of CPU threads, which share what is read of the cache
 
 
@@ -83,11 +89,41 @@ class PromptTiling:
     workgroup_size: int
     workgroup_heads: int
     suffix: str  # of the SPIR-V variants that run it
+    matrix_rows: int = 0  # this and the next two: of a MatrixShape; 0: no matrix units
+    matrix_columns: int = 0
+    matrix_depth: int = 0
+    subgroup_size: int = 0  # with matrix units
+    required_size: int = 0  # of subgroups, where devices have several; 0: the driver's choice
 
     def n_groups(self, shape: Shape, n_rows: int) -> tuple[int, int, int]:
         """Count the workgroups that take all heads of some rows."""
         n, lines = workgroup_lines(-(-n_rows * shape.group // self.workgroup_heads))
         return n, shape.n_heads // shape.group, lines
+
+    def shared_bytes(self, shape: Shape) -> int:
+        """Count what a workgroup has in shared memory, with matrix units (prompt_matrix.glsl)."""
+        n_slices, columns = _whole_slices(shape.row_dim), self.workgroup_heads
+        width = min(n_slices, CHUNK_SLICES)
+        lines = columns * (n_slices + 1 + BLOCK // UNIT_DIMS + 1)
+        lines += max(BLOCK * (width + 1), width * UNIT_DIMS * (BLOCK // UNIT_DIMS + 1))
+        matrices = self.n_subgroups * 4 * self.matrix_rows * self.matrix_columns
+        scores = max(columns * (4 * BLOCK + SLICE_BYTES), matrices)
+        return SLICE_BYTES * lines + scores + 12 * columns + 4
+
+    def lane_sums(self, shape: Shape) -> int:
+        """Count the sums that a lane has, with matrix units."""
+        dims = min(_whole_slices(shape.row_dim), CHUNK_SLICES) * UNIT_DIMS
+        n_chunks = -(-shape.value_dim // (CHUNK_SLICES * UNIT_DIMS))
+        own = -(-dims // (self.matrix_columns * self.n_subgroups))
+        return n_chunks * own * self.matrix_columns * self.workgroup_heads // self.subgroup_size
+
+    @property
+    def n_subgroups(self) -> int:
+        return self.workgroup_size // self.subgroup_size
+
+
+def _whole_slices(n_dims: int) -> int:
+    return -(-n_dims // (UNIT_DIMS * WHOLE_SLICES)) * WHOLE_SLICES
 
 
 def choose_tiling(shape: Shape, tuning: Tuning) -> PromptTiling:
@@ -95,9 +131,12 @@ def choose_tiling(shape: Shape, tuning: Tuning) -> PromptTiling:
 
     On CPU drivers whose subgroups are wide enough a workgroup is one subgroup, and its lanes hold
     all dims of few columns. Elsewhere a lane has as many sums of a tile as it has registers for.
+    Matrix units take rows of 16 bits and less, where these fit in shared memory.
     """
     if tuning.mapping == "threads":
         return PromptTiling(1, THREAD_COLUMNS, "")
+    if (on_units := _matrix_tiling(shape, tuning)) is not None:
+        return on_units
     units, value_units = -(-shape.row_dim // UNIT_DIMS), -(-shape.value_dim // UNIT_DIMS)
     if tuning.walk_suffix:
         lane_units = -(-units // CPU_LANES) + -(-value_units // CPU_LANES)
@@ -111,6 +150,28 @@ def choose_tiling(shape: Shape, tuning: Tuning) -> PromptTiling:
     words = 4 * (CHUNK + 1) * (2 * columns + BLOCK) + 5 * columns
     assert 4 * words <= SHARED_BYTES, (shape, columns)
     return PromptTiling(GPU_LANES, columns, tuning.walk_suffix)
+
+
+def _matrix_tiling(shape: Shape, tuning: Tuning) -> PromptTiling | None:
+    """Choose a tiling for matrix units; None where there are none, or they cannot take the rows.
+
+    They multiply f16, so that caches of f32 are left to others.
+    """
+    tile = tuning.matrix_tile
+    if tile is None or "f32" in shape.kv_types:
+        return None
+    sizes = tile.matrix_rows, tile.matrix_columns, tile.matrix_depth
+    lanes = min(UNIT_LANES, tile.workgroup_size)
+    free = tuning.attend_size
+    subgroups = (free, free) if free else (tile.subgroup_size, tile.required_size)
+    most_sums = MATRIX_SUMS if tile.loads_ahead else FEW_MATRIX_SUMS
+    room = max(tile.shared_bytes, UNITS_SHARED_BYTES)
+    for columns in (n for n in (32, 16, 8) if n <= lanes):
+        tiling = PromptTiling(lanes, columns, "+matrix", *sizes, *subgroups)
+        few_sums = tiling.lane_sums(shape) <= most_sums or columns == tile.matrix_rows
+        if columns % tile.matrix_rows == 0 and few_sums and tiling.shared_bytes(shape) <= room:
+            return tiling
+    return None
 
 
 def _power_of_two(most: int) -> int:
@@ -237,7 +298,7 @@ def _attend(
         **rest,
     }
     out = tensors.out.rows(op.n_rows, 0, shape.n_heads * shape.value_dim)
-    op.append(
+    op.launch(
         PROMPT_ATTENTION.dispatch(
             f"prompt_attention{tiling.suffix}",
             numbers,
@@ -245,6 +306,7 @@ def _attend(
             tiling.n_groups(shape, op.n_rows),
             op.label,
             reads=(*cache.memory(shape), *sinks),
-        )
+        ),
+        Launch(tiling.workgroup_size, 1, tiling.required_size),
     )
     transform_back(op, shape, tensors.out, tensors.params)
