@@ -69,6 +69,37 @@ def test_products_of_many_vectors_are_each_as_if_alone(each_variant: Any, name: 
         assert (np.abs(y - multiply(name, rows, vector, form)) <= 1e-5 * size).all()
 
 
+# Where blocks have their scales, as float16; columns: of small blocks an odd number.
+SCALES_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)} | dict.fromkeys(
+    ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"), (0,)
+)
+
+
+@pytest.mark.parametrize("name", SCALES_AT)
+def test_products_of_whole_numbers_are_exact(each_variant: Any, name: str) -> None:
+    """All scales are 1: what is left is what the kernels do with whole numbers, to the last one."""
+    kind, rng = TYPES[name], np.random.default_rng(9)
+    n_columns = max(kind.block_weights, 3 * 32)
+    blocks = rng.integers(0, 256, (N_ROWS, n_columns // kind.block_weights, kind.block_bytes))
+    rows = blocks.astype(np.uint8)
+    for at in SCALES_AT[name]:
+        rows[:, :, at : at + 2] = np.array([1.0], "<f2").view(np.uint8)
+    rows = rows.reshape(N_ROWS, -1)
+    vector = rng.integers(-3, 4, (1, n_columns)).astype(np.float32)
+    vector[0, ::32] = 127  # by which a block is rounded: the scale is 1 or -1
+    weights = decode(name, rows, N_ROWS * n_columns).reshape(N_ROWS, -1).astype(np.float64)
+    exact = weights @ vector[0]
+    assert np.abs(exact).max() < 2**24
+    for multiply_rows in ("matvec", "matmul"):
+        rig, y = Rig(each_variant), np.zeros((1, N_ROWS), np.float32)
+        if multiply_rows == "matvec":
+            rig.matvec(name, [rows], vector, y)
+        else:
+            rig.matmul(name, rows, vector, y)
+        rig.run()
+        np.testing.assert_array_equal(y[0], exact)
+
+
 def test_the_notice_of_ggml_is_shipped(native: Any) -> None:
     """NOTICE has the licence of the very version that was compiled."""
     licence = (Path(native.__file__).parent / "LICENSE.ggml").read_text()
