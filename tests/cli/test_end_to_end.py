@@ -196,7 +196,7 @@ def test_prompts_from_file_and_pipe_agree(run: Run, demo: LLM, tmp_path: Path) -
         (("generate", "-p", "x " * 2000), b"", "the context holds 1024"),
         (("generate", "-p", "x " * 20, "-c", "8"), b"", "the context holds 8"),
         (("generate", "-"), b"", "prompt is empty"),
-        (("generate", "/", "-p", "x"), b"", "/"),
+        (("generate", "/dev", "-p", "x"), b"", "/dev"),
         (("generate", "/nowhere.gguf", "-p", "x"), b"", "/nowhere.gguf"),
         (("generate", "-p", "x", "--device", "no such thing"), b"", "no such thing"),
         (("info", "/nowhere.gguf"), b"", "/nowhere.gguf"),

