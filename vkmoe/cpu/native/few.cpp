@@ -186,16 +186,6 @@ bool multiply_few(Rounding rounding, const uint8_t* weights, size_t row_bytes, s
                   const Inputs& inputs, const uint32_t* vectors, size_t n_vectors,
                   Products& products) {
     const bool fused = rounding == Rounding::kOnce;
-    if (VnniTile* const tile = vnni_tile(inputs.format().type, fused)) {
-        std::array<const uint8_t*, kFewVectors> x;
-        std::array<float, kFewVectors> found;
-        for (size_t i = 0; i < n_vectors; ++i) x[i] = inputs.at(vectors[i]);
-        for (size_t row = 0; row < n_rows; ++row) {
-            tile(weights + row * row_bytes, inputs.n_columns(), x.data(), n_vectors, found.data());
-            for (size_t i = 0; i < n_vectors; ++i) products.of(i)[row] = found[i];
-        }
-        return true;
-    }
     const auto run = [&](auto multiply) {
         multiply(weights, row_bytes, n_rows, inputs, vectors, n_vectors, products);
         return true;

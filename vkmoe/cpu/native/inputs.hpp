@@ -58,15 +58,12 @@ private:
     const uint32_t* words_;
 };
 
-/// What multiplies inputs: ggml's tiles, where it has any for the type, or `Inputs::dots`.
-enum class Use { kTiles, kDots };
-
 /// Vectors in the form that a type of weights is multiplied by, in a dispatch's scratch.
 class Inputs {
 public:
-    Inputs(const Call& call, const Format& format, size_t n_columns, size_t n, Use use = Use::kDots)
+    Inputs(const Call& call, const Format& format, size_t n_columns, size_t n)
         : format_(&format),
-          vnni_(use == Use::kDots || !format.has_tiles() ? format.vnni : nullptr),
+          vnni_(format.vnni),
           n_columns_(n_columns),
           n_(n),
           stride_(bytes(n_columns)),

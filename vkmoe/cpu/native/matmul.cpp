@@ -50,7 +50,7 @@ std::vector<Step> multiplied(const Call& call, bool adds) {  // to y, which is n
     const float* const bias = floats(call, "bias", n_heads * n_outputs);
     const auto n_rows = [=] { return std::min(params.n_rows(), most); };
 
-    const Inputs inputs(call, format, n_columns, most * n_heads, Use::kTiles);
+    const Inputs inputs(call, format, n_columns, most * n_heads);
     const auto bring = [=](size_t item, size_t) {
         const size_t row = item / n_heads, head = item % n_heads;
         if (row >= n_rows()) return;

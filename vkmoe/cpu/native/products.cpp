@@ -41,7 +41,7 @@ ggml_tensor rows_of(ggml_type type, const void* data, size_t n_columns, size_t s
 bool multiply_tile(const uint8_t* weights, size_t row_bytes, size_t n_rows, const Inputs& inputs,
                    const uint32_t* vectors, size_t n_vectors, Products& products) {
     const Format& format = inputs.format();
-    if (!format.has_tiles()) return false;
+    if (format.vnni != nullptr || !format.has_tiles()) return false;
     ggml_tensor matrix = rows_of(format.type, weights, inputs.n_columns(), row_bytes, n_rows);
     // As ggml has the inputs of experts, [n][1][columns]. Each is of a "row" of the batch, and goes
     // to a "slot" of the result, which is [slots][kTileRows] for each row: here the same for all.
@@ -80,7 +80,7 @@ Rounding find_rounding(const Format& format) {
     std::vector<uint8_t> weights(kTileRows * row_bytes);
     Call call;
     call.scratch = std::make_shared<Scratch>();
-    const Inputs inputs(call, format, kColumns, kFewVectors, Use::kTiles);
+    const Inputs inputs(call, format, kColumns, kFewVectors);
     std::array<uint32_t, kFewVectors> vectors{};
     const auto few = std::make_unique<Products>(), tile = std::make_unique<Products>();
     if (!multiply_few(Rounding::kOnce, nullptr, 0, 0, inputs, vectors.data(), 0, *few)) {
@@ -112,7 +112,9 @@ Rounding find_rounding(const Format& format) {
 Rounding rounding_of_tiles(const Format& format) {
     static const std::vector<Rounding> known = [] {
         std::vector<Rounding> found(GGML_TYPE_COUNT, Rounding::kUnknown);
-        for (const Format& each : formats()) found[each.type] = find_rounding(each);
+        for (const Format& each : formats()) {
+            if (each.vnni == nullptr) found[each.type] = find_rounding(each);
+        }
         return found;
     }();
     return known[format.type];
@@ -132,6 +134,9 @@ Products& second_products() {
 
 void multiply(const uint8_t* weights, size_t row_bytes, size_t n_rows, const Inputs& inputs,
               const uint32_t* vectors, size_t n_vectors, Products& products) {
+    if (VnniTile* const tile = vnni_tile(inputs.format().type)) {
+        return tile(weights, row_bytes, n_rows, inputs, vectors, n_vectors, products);
+    }
     if (n_vectors <= few_vectors(inputs.format())) {
         const Rounding rounding = rounding_of_tiles(inputs.format());
         if (rounding != Rounding::kUnknown) {

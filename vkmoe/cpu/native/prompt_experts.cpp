@@ -250,7 +250,7 @@ std::vector<Step> expert_matmul_gate_up(const Call& call) {
     const size_t most_pairs = call.n_words("y") / n_rows;
     auto* const y = call.words<float>("y", n_rows);
 
-    const Inputs inputs(call, format, n_columns, most, Use::kTiles);
+    const Inputs inputs(call, format, n_columns, most);
     const auto work = [=](const Tile& tile, size_t first, size_t n) {
         const TilePairs of(tiles, tile, n_used);
         const auto project = [&](size_t matrix_at, Products& products) {
@@ -299,7 +299,7 @@ std::vector<Step> expert_matmul_down(const Call& call) {
     const size_t most_pairs = std::min(most, call.n_words("y") / n_rows);
     auto* const y = call.words<float>("y", n_rows);
 
-    const Inputs inputs(call, format, n_columns, most, Use::kTiles);
+    const Inputs inputs(call, format, n_columns, most);
     const auto work = [=](const Tile& tile, size_t first, size_t n) {
         const TilePairs of(tiles, tile, 1);
         const float* const biases = part<float>(tile.expert, bias_at);

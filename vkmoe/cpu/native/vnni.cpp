@@ -4,17 +4,14 @@
 // from its least value, with the other's sums to make up for it.
 #include "vnni.hpp"
 
-#define GGML_COMMON_DECL_CPP
-#define GGML_COMMON_IMPL_CPP
-#include <ggml-common.h>
-
 #ifdef VKMOE_HAS_VNNI
 #include <immintrin.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <type_traits>
+
+#include "vnni_inputs.hpp"
 #endif
 
 namespace vkmoe {
@@ -75,13 +72,6 @@ __m512i looked_up(const int8_t* table, __m512i codes) {
 
 // ----- types of 256 weights with a scale of their scales -----
 
-/// 256 columns of a vector: sums of its codes as the type of weights needs them.
-struct alignas(64) LargeInput {
-    int8_t codes[QK_K];
-    float sums[kLanes];
-    float d;
-};
-
 /// A block of weights: codes, and what they count from. A weight is d * scale * code - d_offset *
 /// offset, so that sums of the vector's codes are multiplied by offsets.
 struct LargeBlock {
@@ -95,13 +85,12 @@ struct ScaleNumbers {
     alignas(64) int32_t of_piece[kPieces][kLanes];
 };
 
-/// `order` says which 32 columns come first, second ...; a scale is that of `per_scale` columns.
-constexpr ScaleNumbers scale_numbers(const size_t (&order)[8], size_t per_scale) {
+constexpr ScaleNumbers scale_numbers(const LargeLayout& layout) {
     ScaleNumbers found{};
     for (size_t piece = 0; piece < kPieces; ++piece) {
         for (size_t lane = 0; lane < kLanes; ++lane) {
-            const size_t column = order[2 * piece + lane / 8] * 32 + lane % 8 * 4;
-            found.of_piece[piece][lane] = static_cast<int32_t>(column / per_scale);
+            const size_t column = layout.order[2 * piece + lane / 8] * 32 + lane % 8 * 4;
+            found.of_piece[piece][lane] = static_cast<int32_t>(column / layout.per_scale);
         }
     }
     return found;
@@ -109,15 +98,11 @@ constexpr ScaleNumbers scale_numbers(const size_t (&order)[8], size_t per_scale)
 
 template <class Kind>
 void spread(LargeBlock& block, __m512i scales) {
-    static constexpr ScaleNumbers kNumbers = scale_numbers(Kind::kOrder, Kind::kPerScale);
+    static constexpr ScaleNumbers kNumbers = scale_numbers(Kind::kLayout);
     for (size_t i = 0; i < kPieces; ++i) {
         block.scales[i] = _mm512_permutexvar_epi32(load(kNumbers.of_piece[i]), scales);
     }
 }
-
-constexpr size_t kInOrder[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-constexpr size_t kByNibbles[8] = {0, 2, 1, 3, 4, 6, 5, 7};
-constexpr size_t kByPairs[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 /// Six bits of each of eight scales, then of eight minima, which both have a scale.
 template <class Kind>
@@ -137,9 +122,7 @@ void unpack_scales(const typename Kind::Block& given, LargeBlock& block) {
 
 struct Q4K {
     using Block = block_q4_K;
-    static constexpr const size_t (&kOrder)[8] = kByNibbles;
-    static constexpr size_t kPerScale = 32, kFirstSum = 8;
-    static constexpr float kOffset = 1.0F;
+    static constexpr const LargeLayout& kLayout = kWithMinima;
     static constexpr bool kFits16Bits = true;  // a sum of four products
 
     static void unpack(const Block& given, LargeBlock& block) {
@@ -154,9 +137,7 @@ struct Q4K {
 
 struct Q5K {
     using Block = block_q5_K;
-    static constexpr const size_t (&kOrder)[8] = kByNibbles;
-    static constexpr size_t kPerScale = 32, kFirstSum = 8;
-    static constexpr float kOffset = 1.0F;
+    static constexpr const LargeLayout& kLayout = kWithMinima;
     static constexpr bool kFits16Bits = true;  // a sum of four products
 
     static void unpack(const Block& given, LargeBlock& block) {
@@ -176,9 +157,7 @@ struct Q5K {
 
 struct Q6K {
     using Block = block_q6_K;
-    static constexpr const size_t (&kOrder)[8] = kInOrder;
-    static constexpr size_t kPerScale = 16, kFirstSum = 0;
-    static constexpr float kOffset = 32.0F;
+    static constexpr const LargeLayout& kLayout = kOfQ6K;
     static constexpr bool kFits16Bits = true;  // a sum of four products
 
     static void unpack(const Block& given, LargeBlock& block) {
@@ -197,9 +176,7 @@ struct Q6K {
 
 struct Iq4Xs {
     using Block = block_iq4_xs;
-    static constexpr const size_t (&kOrder)[8] = kInOrder;
-    static constexpr size_t kPerScale = 32, kFirstSum = 0;
-    static constexpr float kOffset = 128.0F;
+    static constexpr const LargeLayout& kLayout = kOfIq4Xs;
     static constexpr bool kFits16Bits = false;  // a sum of four products
 
     static void unpack(const Block& given, LargeBlock& block) {
@@ -226,32 +203,34 @@ struct Iq4Xs {
 
 template <class Kind>
 void arrange_large(const uint8_t* rounded, size_t n_columns, uint8_t* arranged) {
+    constexpr const LargeLayout& kLayout = Kind::kLayout;
+    constexpr size_t kPerScale = kLayout.per_scale;
     const auto* const given = reinterpret_cast<const block_q8_K*>(rounded);
     auto* const found = reinterpret_cast<LargeInput*>(arranged);
     for (size_t b = 0; b < n_columns / QK_K; ++b) {
         LargeInput& input = found[b];
         input.d = given[b].d;
         for (size_t i = 0; i < 8; ++i) {
-            std::memcpy(input.codes + 32 * i, given[b].qs + 32 * Kind::kOrder[i], 32);
+            std::memcpy(input.codes + 32 * i, given[b].qs + 32 * kLayout.order[i], 32);
         }
         std::fill_n(input.sums, kLanes, 0.0F);
-        for (size_t i = 0; i < QK_K / Kind::kPerScale; ++i) {
+        for (size_t i = 0; i < QK_K / kPerScale; ++i) {
             int32_t sum = 0;
-            for (size_t j = 0; j < Kind::kPerScale / 16; ++j) {
-                sum += given[b].bsums[i * Kind::kPerScale / 16 + j];
+            for (size_t j = 0; j < kPerScale / 16; ++j) {
+                sum += given[b].bsums[i * kPerScale / 16 + j];
             }
-            input.sums[Kind::kFirstSum + i] = static_cast<float>(sum) * Kind::kOffset;
+            input.sums[kLayout.first_sum + i] = static_cast<float>(sum) * kLayout.offset;
         }
     }
 }
 
-/// Sums of a block's codes times a vector's and their scales; `piece` gives 64 codes of the vector.
-template <class Kind, class Piece>
-__m512i scaled_sums(const LargeBlock& block, Piece piece) {
+/// Sums of a block's codes times a vector's and their scales.
+template <class Kind>
+__m512i scaled_sums(const LargeBlock& block, const int8_t* codes) {
     __m512i sums = _mm512_setzero_si512();
     for (size_t i = 0; i < kPieces; ++i) {
         const __m512i of_four =
-            _mm512_dpbusd_epi32(_mm512_setzero_si512(), block.codes[i], piece(i));
+            _mm512_dpbusd_epi32(_mm512_setzero_si512(), block.codes[i], load(codes + kPiece * i));
         if constexpr (Kind::kFits16Bits) {  // the upper halves of scales are 0
             sums = _mm512_dpwssd_epi32(sums, of_four, block.scales[i]);
         } else {
@@ -277,9 +256,8 @@ struct MultiplyLarge {
                                                  _mm512_set1_ps(block.d_offsets));
             for (size_t i = 0; i < kN; ++i) {
                 const LargeInput& x = reinterpret_cast<const LargeInput*>(vectors[i])[b];
-                const __m512i whole = scaled_sums<Kind>(
-                    block, [&](size_t piece) { return load(x.codes + kPiece * piece); });
-                const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), d);
+                const __m512 whole = _mm512_cvtepi32_ps(scaled_sums<Kind>(block, x.codes));
+                const __m512 sum = _mm512_mul_ps(whole, d);
                 const __m512 counted = _mm512_fnmadd_ps(offsets, _mm512_load_ps(x.sums), sum);
                 sums[i] = _mm512_fmadd_ps(counted, _mm512_set1_ps(x.d), sums[i]);
             }
@@ -459,64 +437,6 @@ private:
     }
 };
 
-// ----- with the bits of ggml's tiles -----
-
-/// 64 codes of a vector as ggml has it.
-template <class Kind>
-__m512i piece_of(const block_q8_K& x, size_t piece) {
-    const auto* const codes = reinterpret_cast<const __m256i*>(x.qs);
-    return _mm512_inserti64x4(
-        _mm512_castsi256_si512(_mm256_loadu_si256(codes + Kind::kOrder[2 * piece])),
-        _mm256_loadu_si256(codes + Kind::kOrder[2 * piece + 1]), 1);
-}
-
-/// Sums of a vector's codes in the lanes of their offsets.
-template <class Kind>
-__m512i sums_of(const block_q8_K& x) {
-    const __m256i sums = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.bsums));
-    if constexpr (Kind::kPerScale == 16) {
-        return _mm512_mullo_epi32(_mm512_cvtepi16_epi32(sums),
-                                  _mm512_set1_epi32(static_cast<int>(Kind::kOffset)));
-    } else {
-        const __m256i of_two = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
-        return _mm512_inserti64x4(_mm512_setzero_si512(), of_two, 1);
-    }
-}
-
-/// Add the product of a block and a part of a vector to a sum, rounded as ggml's tiles do it.
-template <class Kind, bool kIsFused>
-float added(float sum, const LargeBlock& block, const block_q8_K& x) {
-    const __m512i whole =
-        scaled_sums<Kind>(block, [&](size_t piece) { return piece_of<Kind>(x, piece); });
-    const __m512i offsets = _mm512_mullo_epi32(block.offsets, sums_of<Kind>(x));
-    float product;
-    if constexpr (Kind::kPerScale == 32) {
-        const float scaled = static_cast<float>(_mm512_reduce_add_epi32(whole)) * block.d;
-        const auto offset = static_cast<float>(_mm512_reduce_add_epi32(offsets));
-        product = std::fma(-block.d_offsets, offset, scaled);
-    } else {
-        const __m512i counted = _mm512_sub_epi32(whole, offsets);
-        product = static_cast<float>(_mm512_reduce_add_epi32(counted)) * block.d;
-    }
-    return kIsFused ? std::fma(product, x.d, sum) : sum + product * x.d;
-}
-
-template <class Kind, bool kIsFused>
-void multiply_as_tiles(const uint8_t* row, size_t n_columns, const uint8_t* const* vectors,
-                       size_t n, float* products) {
-    const auto* const given = reinterpret_cast<const typename Kind::Block*>(row);
-    std::fill_n(products, n, 0.0F);
-    for (size_t b = 0; b < n_columns / QK_K; ++b) {
-        read_ahead(given + b, 1);
-        LargeBlock block;
-        Kind::unpack(given[b], block);
-        for (size_t i = 0; i < n; ++i) {
-            const block_q8_K& x = reinterpret_cast<const block_q8_K*>(vectors[i])[b];
-            products[i] = added<Kind, kIsFused>(products[i], block, x);
-        }
-    }
-}
-
 // ----- all of them -----
 
 /// Multiply by as many vectors at once as there are, while the weights are in registers.
@@ -558,23 +478,9 @@ const VnniKernel* vnni_kernel(ggml_type type) {
     }
 }
 
-VnniTile* vnni_tile(ggml_type type, bool is_fused) {
-    switch (type) {
-        case GGML_TYPE_Q4_K:
-            return is_fused ? multiply_as_tiles<Q4K, true> : multiply_as_tiles<Q4K, false>;
-        case GGML_TYPE_Q5_K:
-            return is_fused ? multiply_as_tiles<Q5K, true> : multiply_as_tiles<Q5K, false>;
-        case GGML_TYPE_Q6_K:
-            return is_fused ? multiply_as_tiles<Q6K, true> : multiply_as_tiles<Q6K, false>;
-        default: return nullptr;
-    }
-}
-
 #else
 
 const VnniKernel* vnni_kernel(ggml_type) { return nullptr; }
-
-VnniTile* vnni_tile(ggml_type, bool) { return nullptr; }
 
 #endif
 

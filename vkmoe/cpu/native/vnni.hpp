@@ -14,6 +14,9 @@
 
 namespace vkmoe {
 
+class Inputs;
+struct Products;
+
 /// How rows of a type are multiplied, with vectors that ggml has rounded and `arrange` put in order.
 struct VnniKernel {
     static constexpr size_t kColumns = 256;  // of a piece of an arranged vector
@@ -31,11 +34,11 @@ struct VnniKernel {
 /// The kernel for weights of a type; null where there is none, or the processor has no VNNI.
 const VnniKernel* vnni_kernel(ggml_type type);
 
-/// Multiplies a row by n vectors that ggml has rounded, to the bit as ggml's tiles do.
-using VnniTile = void(const uint8_t* row, size_t n_columns, const uint8_t* const* vectors, size_t n,
-                      float* products);
+/// Multiplies rows of weights by inputs arranged for the type's kernel, as `multiply` of products.hpp.
+using VnniTile = void(const uint8_t* weights, size_t row_bytes, size_t n_rows, const Inputs& inputs,
+                      const uint32_t* vectors, size_t n_vectors, Products& products);
 
 /// Such a function for weights of a type; null where there is none, or the processor has no VNNI.
-VnniTile* vnni_tile(ggml_type type, bool is_fused);
+VnniTile* vnni_tile(ggml_type type);
 
 }  // namespace vkmoe
