@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kWhole = 0, kAppend = 1, kRead = 2;    // modes, as kernels/attention/operations.py has them
 constexpr size_t kSplitStep = 32;                       // attention_split.glsl
+constexpr size_t kBlock = 32;                           // positions that are read at once
 constexpr float kLowest = -3.0e38F;
 
 /// Which positions are seen, and by which split.
@@ -65,27 +66,36 @@ struct Splits {
         const Seen seen(position, context, window, n);
         const size_t start = seen.first + split * seen.length;
         if (start > seen.position) return;  // an unused split
-        const size_t length = std::min(start + seen.length, seen.position + 1) - start;
-        std::vector<float> scores(n_shared * length), room(key_dim);
-        for (size_t t = 0; t < length; ++t) {
-            const float* const key = keys.load(start + t, room.data(), key_dim);
-            for (size_t h = 0; h < n_shared; ++h) {
-                scores[h * length + t] = dot(queries + h * key_dim, key, key_dim);
+        const size_t end = std::min(start + seen.length, seen.position + 1), length = end - start;
+        const size_t pitch = ceil_divide(length, kBlock) * kBlock;
+        std::vector<float> scores(n_shared * pitch), room(kBlock * std::max(key_dim, value_dim));
+        std::vector<float> sums(n_shared * value_dim);
+        const auto by_block = [&](const Strip& strip, size_t dim, auto work) {
+            for (size_t first = 0; first < length; first += kBlock) {
+                const size_t n_here = std::min(kBlock, length - first);
+                const float* loaded[kBlock];
+                for (size_t i = 0; i < n_here; ++i) {
+                    loaded[i] = strip.load(start + first + i, &room[i * dim], dim);
+                }
+                work(&scores[first], loaded, n_here);
             }
-        }
+        };
+        by_block(keys, key_dim, [&](float* found, const float* const* loaded, size_t n_here) {
+            products(queries, n_shared, loaded, n_here, key_dim, found, pitch);
+        });
         for (size_t h = 0; h < n_shared; ++h) {
-            weigh(scores.data() + h * length, length, out(row, head + h, split));
+            weigh(&scores[h * pitch], length, out(row, head + h, split));
         }
-        for (size_t t = 0; t < length; ++t) {
-            const float* const value = values.load(start + t, room.data(), value_dim);
-            for (size_t h = 0; h < n_shared; ++h) {
-                add_scaled(out(row, head + h, split), scores[h * length + t], value, value_dim);
-            }
+        by_block(values, value_dim, [&](const float* found, const float* const* loaded, size_t n_here) {
+            add_all_scaled(sums.data(), n_shared, found, pitch, loaded, n_here, value_dim);
+        });
+        for (size_t h = 0; h < n_shared; ++h) {
+            std::copy_n(&sums[h * value_dim], value_dim, out(row, head + h, split));
         }
     }
 
 private:
-    /// Turn scores into weights, relative to the largest; begin a head's partials.
+    /// Turn scores into weights, relative to the largest; both are behind a head's partials.
     void weigh(float* scores, size_t length, float* found) const {
         const float top = largest(scores, length, kLowest);
         float damage = 0.0F;  // NaN where a score is: it is to be seen in the end
@@ -94,7 +104,6 @@ private:
             damage = std::numeric_limits<float>::quiet_NaN();
             scores[t] = kLowest;
         }
-        std::fill_n(found, value_dim, 0.0F);
         found[value_dim] = top;
         found[value_dim + 1] = exponentials(scores, length, top) + damage;
     }

@@ -14,7 +14,8 @@ namespace vkmoe {
 namespace {
 
 // Positions whose weights are found together: an absolute grid.
-constexpr size_t kBlock = kBlockVectors;
+constexpr size_t kBlock = 32;
+constexpr size_t kAtOnce = 16;  // columns whose weights are kept
 constexpr float kLowest = -3.0e38F, kLargest = 3.0e38F;
 
 /// Positions that a row sees, first and last.
@@ -84,36 +85,52 @@ struct Walk {
             all.last = std::max(all.last, columns[c].seen.last);
         }
         const Ring ring(ring_places, place.context, kv_head);
-        std::vector<float> key(row_dim), value_room(kBlock * value_dim);
-        std::vector<float> keys_turned(row_dim * kBlock);
+        std::vector<float> key_room(kBlock * row_dim), value_room(kBlock * value_dim);
         for (size_t begin = all.first / kBlock * kBlock; begin <= all.last; begin += kBlock) {
             const size_t first = std::max(begin, all.first);
             const size_t end = std::min(begin + kBlock, all.last + 1);
-            const float* of_value[kBlock];
+            const float *of_key[kBlock], *of_value[kBlock];
             for (size_t t = first; t < end; ++t) {
                 const size_t i = t - begin;
-                const float* const found =
-                    keys.type.load(keys.region(region), ring.row(t), key.data(), row_dim);
-                for (size_t d = 0; d < row_dim; ++d) keys_turned[d * kBlock + i] = found[d];
+                of_key[i] = keys.type.load(keys.region(region), ring.row(t), &key_room[i * row_dim],
+                                           row_dim);
                 // Of latent attention a value is the beginning of its key.
                 of_value[i] = values.type.load(values.region(region), ring.row(t),
                                                &value_room[i * value_dim], value_dim);
             }
-            for (size_t c = 0; c < n; ++c) {
-                const size_t from = std::max(begin, columns[c].seen.first);
-                const size_t to = std::min(begin + kBlock, columns[c].seen.last + 1);
-                if (from >= to) continue;
-                float weights[kBlock];
-                products_of_block(query + c * row_dim, keys_turned.data(), row_dim, weights);
-                add(columns[c], sums + c * value_dim, weights + (from - begin),
-                    of_value + (from - begin), to - from);
+            for (size_t c = 0; c < n;) {
+                const auto from = [&](size_t i) { return std::max(begin, columns[i].seen.first); };
+                const auto to = [&](size_t i) {
+                    return std::min(begin + kBlock, columns[i].seen.last + 1);
+                };
+                size_t other = c;  // columns that see the same of the block
+                while (other < n && other < c + kAtOnce && from(other) == from(c) &&
+                       to(other) == to(c)) {
+                    ++other;
+                }
+                if (from(c) < to(c)) {
+                    const size_t skipped = from(c) - begin;
+                    add(columns + c, other - c, query + c * row_dim, of_key + skipped,
+                        of_value + skipped, to(c) - from(c), sums + c * value_dim);
+                }
+                c = other;
             }
         }
     }
 
-    /// Add what a column sees of a block, by its scores, which become weights.
-    void add(Column& column, float* sums, float* weights, const float* const* of_value,
-             size_t n) const {
+    /// Add to columns what they see of a block: `n_seen` of its keys and values.
+    void add(Column* columns, size_t n, const float* query, const float* const* of_key,
+             const float* const* of_value, size_t n_seen, float* sums) const {
+        float weights[kAtOnce * kBlock];
+        products(query, n, of_key, n_seen, row_dim, weights, kBlock);
+        for (size_t c = 0; c < n; ++c) {
+            weigh(columns[c], weights + c * kBlock, n_seen, sums + c * value_dim);
+        }
+        add_all_scaled(sums, n, weights, kBlock, of_value, n_seen, value_dim);
+    }
+
+    /// Make weights of a column's scores, relative to the largest so far.
+    void weigh(Column& column, float* weights, size_t n, float* sums) const {
         float damage = 0.0F;  // NaN where a score is: it is to be seen in the end
         const float top = largest(weights, n, column.top);
         for (size_t t = 0; t < n; ++t) {
@@ -122,13 +139,12 @@ struct Walk {
             weights[t] = kLowest;
         }
         if (top != column.top) {
-            const float fade = std::exp(column.top - top);
-            column.total *= fade;
-            for (size_t i = 0; i < value_dim; ++i) sums[i] *= fade;
+            const float factor = std::exp(column.top - top);
+            fade(sums, factor, value_dim, sums);
+            column.total *= factor;
             column.top = top;
         }
         column.total += exponentials(weights, n, top) + damage;
-        add_all_scaled(sums, weights, of_value, n, value_dim);
     }
 
     void store(const Column& column, const float* sums) const {

@@ -1,7 +1,6 @@
 #include "vectors.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -21,11 +20,65 @@ namespace {
 constexpr size_t kLanes = 16;  // that are added up side by side
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-inline float total(std::array<float, kLanes> lanes) {
-    for (size_t n = kLanes / 2; n > 0; n /= 2) {
-        for (size_t i = 0; i < n; ++i) lanes[i] += lanes[i + n];
+/// As many floats, in as many registers as the processor needs for them.
+using Lanes [[gnu::vector_size(kLanes * sizeof(float)), gnu::aligned(alignof(float)), gnu::may_alias]] =
+    float;
+
+#define VKMOE_INLINE inline __attribute__((always_inline))  // a part of what is compiled for each
+
+VKMOE_INLINE const Lanes& lanes_at(const float* values) {
+    return *reinterpret_cast<const Lanes*>(values);
+}
+
+VKMOE_INLINE Lanes& lanes_at(float* values) { return *reinterpret_cast<Lanes*>(values); }
+
+using Eight [[gnu::vector_size(8 * sizeof(float))]] = float;
+using Four [[gnu::vector_size(4 * sizeof(float))]] = float;
+
+/// The sum of both halves.
+template <class Whole, class Half>
+VKMOE_INLINE void fold(const Whole& lanes, Half& found) {
+    Half halves[2];
+    static_assert(sizeof halves == sizeof lanes);
+    std::memcpy(halves, &lanes, sizeof halves);
+    found = halves[0] + halves[1];
+}
+
+VKMOE_INLINE float total(const Lanes& lanes) {
+    Eight eight;
+    Four four;
+    fold(lanes, eight);
+    fold(eight, four);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+/// Lanes of two registers: those of the second begin with 16.
+template <int... kNumbers>
+VKMOE_INLINE void choose(const Lanes& one, const Lanes& other, Lanes& found) {
+#ifdef __clang__
+    found = __builtin_shufflevector(one, other, kNumbers...);
+#else
+    using Numbers [[gnu::vector_size(kLanes * sizeof(int))]] = int;
+    found = __builtin_shuffle(one, other, Numbers{kNumbers...});
+#endif
+}
+
+/// The sums of lanes of four registers, each added up as by `total`.
+VKMOE_INLINE void four_totals(const Lanes (&lanes)[4], float* found) {
+    Lanes eights[2], lower, upper;  // eight lanes of two sums, then four of four
+    for (size_t i = 0; i < 2; ++i) {
+        const Lanes &one = lanes[2 * i], &other = lanes[2 * i + 1];
+        choose<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(one, other, lower);
+        choose<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(one, other, upper);
+        eights[i] = lower + upper;
     }
-    return lanes[0];
+    choose<0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27>(eights[0], eights[1], lower);
+    choose<4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31>(eights[0], eights[1], upper);
+    Eight eight;
+    Four four;
+    fold(lower + upper, eight);
+    fold(eight, four);
+    std::memcpy(found, &four, sizeof four);
 }
 
 /// e^x for x from -87 to 0, to 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, e^r by its
@@ -94,41 +147,95 @@ void scale_nibbles(const uint8_t* __restrict packed, const uint8_t* __restrict f
     }
 }
 
-VKMOE_FOR_EACH_PROCESSOR
-float dot(const float* __restrict one, const float* __restrict other, size_t n) {
-    std::array<float, kLanes> lanes{};
-    size_t first = 0;
-    for (; first + kLanes <= n; first += kLanes) {
-        for (size_t i = 0; i < kLanes; ++i) lanes[i] += one[first + i] * other[first + i];
-    }
-    for (size_t i = 0; first + i < n; ++i) lanes[i] += one[first + i] * other[first + i];
-    return total(lanes);
-}
+namespace {
 
-VKMOE_FOR_EACH_PROCESSOR
-void products_of_block(const float* __restrict one, const float* __restrict turned, size_t n,
-                       float* __restrict products) {
-    std::array<float, kBlockVectors> sums{};
-    for (size_t i = 0; i < n; ++i) {
-        for (size_t k = 0; k < kBlockVectors; ++k) sums[k] += one[i] * turned[i * kBlockVectors + k];
-    }
-    std::copy(sums.begin(), sums.end(), products);
-}
-
-VKMOE_FOR_EACH_PROCESSOR
-void add_all_scaled(float* __restrict sum, const float* __restrict factors,
-                    const float* const* __restrict values, size_t n_factors, size_t n) {
-    size_t first = 0;
-    for (; first + kLanes <= n; first += kLanes) {
-        std::array<float, kLanes> lanes;
-        for (size_t i = 0; i < kLanes; ++i) lanes[i] = sum[first + i];
-        for (size_t k = 0; k < n_factors; ++k) {
-            for (size_t i = 0; i < kLanes; ++i) lanes[i] += factors[k] * values[k][first + i];
+/// For kParts registers of each sum, from `first` on.
+template <size_t kN, size_t kParts>
+VKMOE_INLINE void add_part(float* sums, const float* factors, size_t pitch,
+                           const float* const* values, size_t n_factors, size_t n, size_t first) {
+    Lanes lanes[kN][kParts];
+    for (size_t k = 0; k < kN; ++k) {
+        for (size_t part = 0; part < kParts; ++part) {
+            lanes[k][part] = lanes_at(sums + k * n + first + part * kLanes);
         }
-        for (size_t i = 0; i < kLanes; ++i) sum[first + i] = lanes[i];
+    }
+    for (size_t i = 0; i < n_factors; ++i) {
+        for (size_t part = 0; part < kParts; ++part) {
+            const Lanes value = lanes_at(values[i] + first + part * kLanes);
+            for (size_t k = 0; k < kN; ++k) {
+                lanes[k][part] += factors[k * pitch + i] * value;
+            }
+        }
+    }
+    for (size_t k = 0; k < kN; ++k) {
+        for (size_t part = 0; part < kParts; ++part) {
+            lanes_at(sums + k * n + first + part * kLanes) = lanes[k][part];
+        }
+    }
+}
+
+template <size_t kN>
+VKMOE_INLINE void add_all_of(float* sums, const float* factors, size_t pitch,
+                             const float* const* values, size_t n_factors, size_t n) {
+    size_t first = 0;
+    for (; first + 2 * kLanes <= n; first += 2 * kLanes) {
+        add_part<kN, 2>(sums, factors, pitch, values, n_factors, n, first);
+    }
+    for (; first + kLanes <= n; first += kLanes) {
+        add_part<kN, 1>(sums, factors, pitch, values, n_factors, n, first);
     }
     for (; first < n; ++first) {
-        for (size_t k = 0; k < n_factors; ++k) sum[first] += factors[k] * values[k][first];
+        for (size_t k = 0; k < kN; ++k) {
+            for (size_t i = 0; i < n_factors; ++i) {
+                sums[k * n + first] += factors[k * pitch + i] * values[i][first];
+            }
+        }
+    }
+}
+
+}  // namespace
+
+VKMOE_FOR_EACH_PROCESSOR
+float dot(const float* one, const float* other, size_t n) {
+    Lanes sums = {};
+    size_t first = 0;
+    for (; first + kLanes <= n; first += kLanes) {
+        sums += lanes_at(one + first) * lanes_at(other + first);
+    }
+    for (size_t i = 0; first + i < n; ++i) sums[i] += one[first + i] * other[first + i];
+    return total(sums);
+}
+
+VKMOE_FOR_EACH_PROCESSOR
+void products(const float* ones, size_t n_ones, const float* const* others, size_t n_others,
+              size_t n, float* found, size_t pitch) {
+    for (size_t begin = 0; begin < n_others; begin += 4) {
+        const float* given[4];
+        for (size_t i = 0; i < 4; ++i) given[i] = others[std::min(begin + i, n_others - 1)];
+        for (size_t k = 0; k < n_ones; ++k) {
+            const float* const one = ones + k * n;
+            Lanes sums[4] = {};
+            size_t first = 0;
+            for (; first + kLanes <= n; first += kLanes) {
+                const Lanes values = lanes_at(one + first);
+                for (size_t i = 0; i < 4; ++i) sums[i] += values * lanes_at(given[i] + first);
+            }
+            for (; first < n; ++first) {
+                for (size_t i = 0; i < 4; ++i) sums[i][first % kLanes] += one[first] * given[i][first];
+            }
+            four_totals(sums, found + k * pitch + begin);
+        }
+    }
+}
+
+VKMOE_FOR_EACH_PROCESSOR
+void add_all_scaled(float* sums, size_t n_sums, const float* factors, size_t pitch,
+                    const float* const* values, size_t n_factors, size_t n) {
+    for (; n_sums >= 4; n_sums -= 4, sums += 4 * n, factors += 4 * pitch) {
+        add_all_of<4>(sums, factors, pitch, values, n_factors, n);
+    }
+    for (; n_sums > 0; --n_sums, sums += n, factors += pitch) {
+        add_all_of<1>(sums, factors, pitch, values, n_factors, n);
     }
 }
 
@@ -165,20 +272,28 @@ bool make_finite(const float* __restrict values, size_t n, float* __restrict fou
 
 VKMOE_FOR_EACH_PROCESSOR
 float largest(const float* values, size_t n, float least) {
-    for (size_t i = 0; i < n; ++i) least = values[i] > least ? values[i] : least;
+    Lanes most = {};
+    most += least;
+    size_t first = 0;
+    for (; first + kLanes <= n; first += kLanes) {
+        const Lanes given = lanes_at(values + first);
+        most = given > most ? given : most;
+    }
+    for (size_t i = 0; first + i < n; ++i) {
+        most[i] = values[first + i] > most[i] ? values[first + i] : most[i];
+    }
+    for (size_t i = 0; i < kLanes; ++i) least = most[i] > least ? most[i] : least;
     return least;
 }
 
 VKMOE_FOR_EACH_PROCESSOR
 float exponentials(float* __restrict values, size_t n, float top) {
     for (size_t i = 0; i < n; ++i) values[i] = exponential(values[i] - top);
-    std::array<float, kLanes> lanes{};
+    Lanes sums = {};
     size_t first = 0;
-    for (; first + kLanes <= n; first += kLanes) {
-        for (size_t i = 0; i < kLanes; ++i) lanes[i] += values[first + i];
-    }
-    for (size_t i = 0; first + i < n; ++i) lanes[i] += values[first + i];
-    return total(lanes);
+    for (; first + kLanes <= n; first += kLanes) sums += lanes_at(values + first);
+    for (size_t i = 0; first + i < n; ++i) sums[i] += values[first + i];
+    return total(sums);
 }
 
 namespace {

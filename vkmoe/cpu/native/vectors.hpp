@@ -27,14 +27,15 @@ void scale_nibbles(const uint8_t* packed, const uint8_t* fifth_bits, float facto
 /// The product of two vectors.
 float dot(const float* one, const float* other, size_t n);
 
-constexpr size_t kBlockVectors = 32;
+/// found[k][i], rows of which are `pitch` apart, is the product of ones[k] and others[i], as `dot` has
+/// it: ones [n_ones][n]. Where 4 does not divide `n_others`, some numbers behind have no meaning.
+void products(const float* ones, size_t n_ones, const float* const* others, size_t n_others,
+              size_t n, float* found, size_t pitch);
 
-/// The products of a vector and each of a block of vectors, which lie in its columns: [n][block].
-void products_of_block(const float* one, const float* turned, size_t n, float* products);
-
-/// sum += factor * values for each of `n_factors` vectors, in their order.
-void add_all_scaled(float* sum, const float* factors, const float* const* values, size_t n_factors,
-                    size_t n);
+/// sums[k] += factors[k][i] * values[i] for each i, in order: sums [n_sums][n]; rows of factors are
+/// `pitch` apart.
+void add_all_scaled(float* sums, size_t n_sums, const float* factors, size_t pitch,
+                    const float* const* values, size_t n_factors, size_t n);
 
 /// values = cap * tanh(values / cap).
 void soft_cap(float* values, size_t n, float cap);
