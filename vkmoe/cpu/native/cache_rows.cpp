@@ -47,6 +47,12 @@ bool divides(size_t block, size_t n) {
 constexpr float kHalfMax = 65504.0F;
 constexpr uint16_t kHalfNan = 0x7E00;
 
+/// Ask for what is a few rows ahead: processors do so themselves, but not far enough.
+void read_ahead(const uint8_t* row, size_t n_bytes) {
+    constexpr size_t kAhead = 4096, kLine = 64;
+    for (size_t i = 0; i < n_bytes; i += kLine) __builtin_prefetch(row + kAhead + i);
+}
+
 /// Make quants of at most a block of numbers; returns their scale, an f16: a 127th of the largest.
 /// A quant is the whole number nearest to value / scale, at a tie the one farther from zero.
 uint16_t quantise(const float* values, size_t n, uint8_t* quants) {
@@ -213,6 +219,7 @@ void CacheType::store_blocks(const float* values, uint8_t* target, uint16_t* sca
 
 const float* CacheType::load(const uint8_t* region, size_t row, float* room, size_t n) const {
     const uint8_t* const found = region + row * row_bytes();
+    read_ahead(found, row_bytes());
     if (kind_ == kSingle) return reinterpret_cast<const float*>(found);
     if (kind_ == kHalf) {
         ggml_cpu_fp16_to_fp32(reinterpret_cast<const ggml_fp16_t*>(found), room,

@@ -229,6 +229,7 @@ def shape_of(mixer: Attention, context: int, kv_types: KvTypes, eps: float, ring
 MAX_SPLITS = 128
 SHARED_BYTES = 16384
 CPU_WORKGROUPS, GPU_WORKGROUPS = 4, 256  # enough to fill the device
+THREAD_SPLITS, THREAD_HEADS = 32, 16  # of all heads; heads that a thread takes at most
 GPU_LATENT_WORKGROUPS = 128  # their partials are four times as wide
 CPU_HEADS, CPU_LATENT_UNITS = 4, 36  # at most in a workgroup, and in one lane
 WIDE_DIM = 256  # of heads that have more, CPU drivers' lanes hold no more units than of latent rows
@@ -260,6 +261,8 @@ class AttentionSplit:
 
     def shared_bytes(self, shape: Shape) -> int:
         """Count the bytes of shared memory of one workgroup, see attention_state.glsl."""
+        if self.workgroup_size == 1:  # a thread of the CPU
+            return 0
         n_teams = self.workgroup_size // self.team_lanes
         heads = self.workgroup_heads
         is_latent = isinstance(shape, LatentShape)
@@ -285,7 +288,9 @@ def choose_split(shape: Shape, tuning: Tuning, n_splits: int = 0) -> AttentionSp
     in it, so that they cannot change a bit, and layers can share pipelines; unused splits return
     early.
     """
-    on_cpu = tuning.mapping != "lanes"
+    if tuning.mapping == "threads":
+        return _thread_split(shape, n_splits)
+    on_cpu = tuning.mapping == "blocks"
     is_latent = isinstance(shape, LatentShape)
     wanted = GPU_LATENT_WORKGROUPS if is_latent else GPU_WORKGROUPS
     wanted = CPU_WORKGROUPS if on_cpu else wanted
@@ -298,6 +303,13 @@ def choose_split(shape: Shape, tuning: Tuning, n_splits: int = 0) -> AttentionSp
             if split.shared_bytes(shape) <= SHARED_BYTES:
                 return split
     raise AssertionError(f"no split of {shape} fits in {SHARED_BYTES} bytes of shared memory")
+
+
+def _thread_split(shape: Shape, n_splits: int) -> AttentionSplit:
+    """Choose a split for the CPU's threads, of any number: they take splits in turn."""
+    heads = max(n for n in _divisors(shape.group) if n <= THREAD_HEADS)
+    splits = n_splits or -(-THREAD_SPLITS // (shape.n_heads // heads))
+    return AttentionSplit(1, splits, 1, 1, heads, subgroup=False)
 
 
 def _teams(shape: Shape, tuning: Tuning, size: int) -> Iterator[tuple[int, bool]]:
