@@ -79,7 +79,7 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Holds what was found on a GPU; without rows where one side multiplies no matrices there."""
+    """Holds what was found on a GPU; without rows of a side that multiplies no matrices there."""
 
     gpu: str
     device: str
@@ -100,15 +100,16 @@ def compare(gpu: str, types: Sequence[str], assembly: Path | None = None) -> Com
         info = device.info
         driver = f"{info.driver_name} {info.driver_info}"
         notes = list(_notes(info))
-        rows = [] if notes else [row for kind in types for row in _rows(device, kind, assembly)]
+        kinds = types if choose_tuning(info).matrix_tile is not None else ()
+        rows = [row for kind in kinds for row in _rows(device, kind, assembly)]
     return Comparison(gpu, info.name, driver, notes, rows)
 
 
 def _notes(info: DeviceInfo) -> Iterator[str]:
     """Say which side multiplies no matrices there, and why."""
     if choose_tuning(info).matrix_tile is None:
-        least, none = info.subgroup_range[0], "the driver offers no matrices of f16"
-        why = f"subgroups of {least} lanes are too few" if info.half_shapes else none
+        none = "the driver offers no matrices of f16"
+        why = "they do not suit its tiles" if info.half_shapes else none
         yield f"{OURS} multiplies no matrices there: {why}"
     if (reason := why_none(info)) is not None:
         yield f"{THEIRS} multiplies no matrices there: {reason}"
@@ -127,7 +128,8 @@ def _rows(device: Device, kind: str, assembly: Path | None) -> Iterator[Row]:
 
 
 def _theirs(device: Device, kind: str, experts: bool) -> Iterator[tuple[str, Executable]]:
-    for shader in matmul_shaders(device.info, kind, experts):
+    shaders = matmul_shaders(device.info, kind, experts) if why_none(device.info) is None else ()
+    for shader in shaders:
         spirv = compile_shader(shader, sources(), compiler())
         yield shader.factors, _compile(device, _pipeline(shader), spirv)
 

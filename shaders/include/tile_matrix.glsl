@@ -29,7 +29,7 @@ shared uvec4 x_tile[TILE_COLUMNS * LINE_SLICES];
 shared float staged[TILE_DOTS / SUBGROUP_SIZE * MATRIX_SIZE];  // a matrix of each subgroup
 shared float w_units[TILE_DOTS], x_units[TILE_COLUMNS];
 shared uint x_peaks[TILE_COLUMNS];  // the bits of floats
-shared uint is_raised[2];           // whether a unit must be, in even and in odd turns
+shared uint is_raised[2];           // whether a unit must be, in even and in odd steps
 
 #define SumMatrix coopmat<float, gl_ScopeSubgroup, MATRIX_ROWS, MATRIX_COLUMNS, gl_MatrixUseAccumulator>
 #define WeightMatrix coopmat<float16_t, gl_ScopeSubgroup, MATRIX_ROWS, MATRIX_DEPTH, gl_MatrixUseA>
@@ -39,24 +39,18 @@ SumMatrix sums[N_MATRICES];
 
 // ----- units -----
 
-// The inverse of a unit, and the number that chunks must stay below.
-struct Scale {
-    float inverse;
-    float limit;
-};
-
-Scale scale_of(float unit) { return Scale(inverse_of(unit), unit * 32768.0); }
+const float NO_UNIT = 0.0;  // in place of a unit's inverse, before the first chunk
 
 #ifdef Q_BIAS
 // Scales are f16 times less than 2^5: weights that are not 0 are above 2^-30, and what is below 2^22 stays finite.
 const float LEAST_UNIT = 1.0 / 18446744073709551616.0;
-#define W_INVERSE(scale) 1.0
+#define W_INVERSE(inverse) 1.0
 #else
-#define W_INVERSE(scale) scale.inverse
+#define W_INVERSE(inverse) inverse
 #endif
 
 // Whether a chunk with this peak needs a larger unit. None would do for what is infinite.
-bool rises(float peak, Scale scale) { return peak >= scale.limit && floatBitsToUint(peak) < 0x7F800000u; }
+bool rises(float peak, float inverse) { return peak * inverse >= 32768.0 && floatBitsToUint(peak) < 0x7F800000u; }
 
 // ----- steps -----
 
@@ -88,35 +82,39 @@ uint team_column() { return gl_SubgroupID / DOT_TEAMS * LANE_COLUMNS; }
 uint matrix_dot(uint m) { return team_dot() + m % ROW_MATRICES * MATRIX_ROWS; }
 uint matrix_column(uint m) { return team_column() + m / ROW_MATRICES * MATRIX_COLUMNS; }
 
-// A row's new scale, and its unit. Where weights are divided as they are unpacked, the peak counts in units too.
-Scale raise_row(inout float w_peak, out float unit) {
+// A row's new unit, and what its numbers in shared memory are to be multiplied by. Where weights are divided as they are
+// unpacked, the peak counts in units too.
+float raise_row(inout float w_peak, out float unit) {
 #ifdef Q_BIAS
     w_peak *= inverse_of(w_inverse);
     unit = max(unit_of(w_peak), LEAST_UNIT);
     w_inverse = inverse_of(unit);
     w_peak *= w_inverse;
-    return scale_of(1.0);
+    return 1.0;
 #else
     unit = unit_of(w_peak);
-    return scale_of(unit);
+    return inverse_of(unit);
 #endif
 }
 
 // Raises the units of rows and columns that have these peaks and need it, or of all.
-void raise_units(inout float w_peak, float x_peak[LANE_SLICES], bool all, inout Scale w_scale, inout Scale x_scales[LANE_SLICES]) {
-    if (all || rises(w_peak, w_scale)) {
+void raise_units(inout float w_peak, float x_peak[LANE_SLICES], bool all, inout float row_inverse,
+                 inout float x_inverses[LANE_SLICES]) {
+    if (all || rises(w_peak, row_inverse)) {
         float unit;
-        w_scale = raise_row(w_peak, unit);
+        row_inverse = raise_row(w_peak, unit);
         w_units[gl_LocalInvocationIndex] = unit;
     }
     // Several lanes bring a column's chunk.
     [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) atomicMax(x_peaks[brought_column(i)], floatBitsToUint(x_peak[i]));
     share();
+    is_raised[0] = 0u;
+    is_raised[1] = 0u;
     [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
         const uint column = brought_column(i);
         const float peak = uintBitsToFloat(x_peaks[column]);
-        if (all || rises(peak, x_scales[i])) {
-            x_scales[i] = scale_of(unit_of(peak));
+        if (all || rises(peak, x_inverses[i])) {
+            x_inverses[i] = inverse_of(unit_of(peak));
             x_units[column] = unit_of(peak);
         }
     }
@@ -168,71 +166,77 @@ void store_sums(uint n_rows, uint n_columns) {
     }
 }
 
+// Unpacks a step's weights, and adds its numbers to the peaks.
+void unpack_step(StepInput loaded, uint step_index, out vec4 w[CHUNK_VEC4S], inout float w_peak, inout float x_peak[LANE_SLICES]) {
+    unpack_weights(loaded.chunk, step_index / BLOCK_CHUNKS, step_index % BLOCK_CHUNKS, w);
+    [[unroll]] for (uint i = 0u; i < CHUNK_VEC4S; ++i) w_peak = max(w_peak, peak_of(w[i]));
+    [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
+        [[unroll]] for (uint k = 0u; k < SLICE_VEC4S; ++k) x_peak[i] = max(x_peak[i], peak_of(loaded.x[SLICE_VEC4S * i + k]));
+    }
+}
+
+// The peaks of all steps from this one on.
+void find_peaks(WeightRow row, uint x_starts[LANE_SLICES], uint n_blocks, uint step_index, inout float w_peak,
+                inout float x_peak[LANE_SLICES]) {
+    [[dont_unroll]] for (; step_index / BLOCK_CHUNKS < n_blocks; ++step_index) {
+        StepInput loaded;
+        vec4 w[CHUNK_VEC4S];
+        load_step(row, x_starts, n_blocks, step_index, loaded);
+        unpack_step(loaded, step_index, w, w_peak, x_peak);
+    }
+}
+
 void multiply_tile(uint n_rows, uint n_columns, uint n_blocks) {
     const WeightRow row = tile_row(gl_LocalInvocationIndex);
     uint x_starts[LANE_SLICES];
-    Scale w_scale = Scale(0.0, 0.0), x_scales[LANE_SLICES];
+    float row_inverse = NO_UNIT, x_inverses[LANE_SLICES];
     [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
         x_starts[i] = column_x(min(brought_column(i), n_columns - 1u));
-        x_scales[i] = w_scale;
+        x_inverses[i] = NO_UNIT;
         x_peaks[brought_column(i)] = 0u;
     }
     is_raised[0] = 1u;
-    is_raised[1] = 0u;
 #ifdef HAS_CODE_BOOK
     fill_code_book();
     share();
 #endif
-    const uint n_steps = n_blocks * BLOCK_CHUNKS;
     const uint n_own = n_columns - min(n_columns, team_column());  // columns of this subgroup and behind it
     StepInput loaded;
     float w_peak = 0.0, x_peak[LANE_SLICES];  // of the chunks that were loaded, as far as this lane brings them
     [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) x_peak[i] = 0.0;
-    uint turn = 0u;
-    bool is_first = true;
     [[dont_unroll]] for (;;) {
-        bool only_peaks = false;
         [[unroll]] for (uint i = 0u; i < N_MATRICES; ++i) sums[i] = SumMatrix(0.0);
         if (LOADS_AHEAD != 0u) load_step(row, x_starts, n_blocks, 0u, loaded);
-        [[dont_unroll]] for (uint step_index = 0u; step_index < n_steps; ++step_index) {
+        uint step_index = 0u;
+        [[dont_unroll]] for (; step_index / BLOCK_CHUNKS < n_blocks; ++step_index) {
             if (LOADS_AHEAD == 0u) load_step(row, x_starts, n_blocks, step_index, loaded);
             vec4 w[CHUNK_VEC4S];
-            unpack_weights(loaded.chunk, step_index / BLOCK_CHUNKS, step_index % BLOCK_CHUNKS, w);
-            [[unroll]] for (uint i = 0u; i < CHUNK_VEC4S; ++i) w_peak = max(w_peak, peak_of(w[i]));
-            bool any_rises = rises(w_peak, w_scale);
+            unpack_step(loaded, step_index, w, w_peak, x_peak);
+            bool any_rises = rises(w_peak, row_inverse);
+            [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) any_rises = any_rises || rises(x_peak[i], x_inverses[i]);
+            if (any_rises) is_raised[step_index & 1u] = 1u;
+            share();  // the last step's tile has been read
+            if (is_raised[step_index & 1u] != 0u) break;
+            is_raised[~step_index & 1u] = 0u;
+            [[unroll]] for (uint i = 0u; i < CHUNK_SLICES; ++i)
+                w_tile[gl_LocalInvocationIndex * LINE_SLICES + i] = slice_of(w[2u * i], w[2u * i + 1u], W_INVERSE(row_inverse));
             [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
-                [[unroll]] for (uint k = 0u; k < SLICE_VEC4S; ++k)
-                    x_peak[i] = max(x_peak[i], peak_of(loaded.x[SLICE_VEC4S * i + k]));
-                any_rises = any_rises || rises(x_peak[i], x_scales[i]);
+                const uint place = brought_column(i) * LINE_SLICES + brought_slice();
+                x_tile[place] = slice_of(loaded.x[2u * i], loaded.x[2u * i + 1u], x_inverses[i]);
             }
-            if (!only_peaks) {
-                if (any_rises) is_raised[turn] = 1u;
-                share();  // the last step's tile has been read
-                only_peaks = is_raised[turn] != 0u;
-                turn ^= 1u;
-                is_raised[turn] = 0u;
-                if (only_peaks && is_first) break;
-            }
-            if (!only_peaks) {
-                [[unroll]] for (uint i = 0u; i < CHUNK_SLICES; ++i)
-                    w_tile[gl_LocalInvocationIndex * LINE_SLICES + i] = slice_of(w[2u * i], w[2u * i + 1u], W_INVERSE(w_scale));
-                [[unroll]] for (uint i = 0u; i < LANE_SLICES; ++i) {
-                    const uint place = brought_column(i) * LINE_SLICES + brought_slice();
-                    x_tile[place] = slice_of(loaded.x[2u * i], loaded.x[2u * i + 1u], x_scales[i].inverse);
-                }
-                share();
-            }
-            if (LOADS_AHEAD != 0u && step_index + 1u < n_steps) load_step(row, x_starts, n_blocks, step_index + 1u, loaded);
-            if (only_peaks) continue;
+            share();
+            // The last step is loaded once more: on a branch RADV copies what is loaded, and waits for it.
+            if (LOADS_AHEAD != 0u) load_step(row, x_starts, n_blocks, min(step_index + 1u, n_blocks * BLOCK_CHUNKS - 1u), loaded);
             if (FEW_MATRICES < COLUMN_MATRICES && n_own > FEW_MATRICES * MATRIX_COLUMNS) {
                 add_step(COLUMN_MATRICES);
             } else if (LOADS_AHEAD == 0u || n_own > 0u) {
                 add_step(FEW_MATRICES);
             }
         }
-        if (!only_peaks) break;
-        raise_units(w_peak, x_peak, is_first, w_scale, x_scales);
-        is_first = false;
+        if (step_index / BLOCK_CHUNKS == n_blocks) break;
+        const bool all = row_inverse == NO_UNIT;
+        if (!all) find_peaks(row, x_starts, n_blocks, step_index + 1u, w_peak, x_peak);
+        raise_units(w_peak, x_peak, all, row_inverse, x_inverses);
     }
     store_sums(n_rows, n_columns);  // its barriers are for all subgroups: lavapipe stops at others
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.tiny import model_path
-from tests.gpu.invented import DISCRETE_12
+from tests.gpu.invented import DISCRETE_12, with_matrix_units
 from vkmoe.canary.check import passing
 from vkmoe.gpu import device
 from vkmoe.placement import remembered
@@ -68,6 +68,16 @@ def test_what_prompts_are_multiplied_in(
     able = replace(DISCRETE_12, features=DISCRETE_12.features | {"float16"})
     monkeypatch.setattr(device, "list_devices", lambda: [able])
     assert ", products of f16, routers' of f32\n" in run("info").out
+
+
+def test_whether_attention_of_prompts_runs_on_matrix_units(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caches of f32 are not multiplied there."""
+    monkeypatch.setattr(device, "list_devices", lambda: [with_matrix_units(DISCRETE_12)])
+    tiles = ", products of f16 on matrix units (16x16x16), routers' of f32; attention"
+    assert f"{tiles} on matrix units too\n" in run("info").out
+    assert f"{tiles} not on matrix units\n" in run("info", "--cache-type-k", "f32").out
 
 
 def test_the_executor_of_a_model_that_fits(run: Run) -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from tests.cli.conftest import Run
 from vkmoe.choices import TuningSource
+from vkmoe.cli.cache.tune import tiles_line
 from vkmoe.gpu.device import choose_device, list_devices
 from vkmoe.kernels.launches import Launch
 from vkmoe.llm import LLM
 from vkmoe.placement import remembered
-from vkmoe.placement.remembered import recall
+from vkmoe.placement.remembered import MeasuredTiles, recall
 from vkmoe.selftest import launches as launch_choice
 from vkmoe.selftest import matrices as launch_cases
 from vkmoe.selftest.matrices import MatrixWork, largest_of_each_class, works_of
@@ -127,3 +128,23 @@ def test_what_computes_wrongly_is_an_error_and_never_remembered(
     done = run("tune")
     assert done.code == 1 and "1 of 2 kernels compute wrongly" in done.err
     assert "matvec_residual" in done.out and '"matvec"' not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("tiles", "text"),
+    [
+        (MeasuredTiles("f16", "f16", 0.0), "f16, as by default"),
+        (
+            MeasuredTiles("matrix", "matrix", 0.0),
+            "f16 on matrix units, as by default; attention of prompts runs there too",
+        ),
+        (
+            MeasuredTiles("matrix", "f16", 0.2),
+            "f16 in place of f16 on matrix units: it takes 20% less time; attention of prompts "
+            "leaves them too",
+        ),
+        (MeasuredTiles("f16", "f32", 0.0), "f32 in place of f16: that computes wrongly here"),
+    ],
+)
+def test_what_tiles_multiply_and_where_attention_runs(tiles: MeasuredTiles, text: str) -> None:
+    assert tiles_line(tiles) == f"tiles of prompts multiply {text}"

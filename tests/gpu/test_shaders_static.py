@@ -310,9 +310,9 @@ def test_shared_memory_of_tiles(name: str) -> None:
 
 # What GPUs get that have matrix units, and CPUs.
 MATRIX_TILES = (
-    Tile(256, 256, 64, 64, 16, 16, 16, 64, 1),
     Tile(256, 256, 64, 32, 16, 16, 16, 32, 1),
     Tile(128, 128, 16, 32, 8, 16, 16, 16),
+    Tile(128, 128, 16, 16, 8, 8, 16, 8),
     Tile(32, 32, 8, 16, 8, 8, 8, 8, 1),
 )
 

@@ -39,8 +39,8 @@ class Least(NamedTuple):
 # least 8 loads of 64 x 16 bytes a wave), seven times what Little's law asks of Vega 64 (484 GB/s
 # x 600 ns / 64 units, twice). What stores an expert too needs registers for where it lands. Tiles
 # have their reuse in registers: 2 waves on GCN, but for matrices of float32 in tiles of f16.
-# Eight columns of a batch fill them all. On matrix units two waves of 64 lanes keep a unit busy:
-# one multiplies while the other unpacks.
+# Eight columns of a batch fill them all. On matrix units four waves keep a unit busy: some multiply
+# while others unpack.
 WAVES = {
     "matvec": Least(8, 2),
     "matvec_residual": Least(8, 2),

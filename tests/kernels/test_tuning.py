@@ -116,24 +116,23 @@ def test_tiles_are_of_f16_where_devices_multiply_it_and_have_registers() -> None
 
 
 def test_matrix_units_are_used_where_their_tiles_fit() -> None:
-    """In the forms that compilers take without spilling; Xe-HPG's gain nothing."""
+    """In the forms that compilers take without spilling. Xe-LP multiplies without units."""
 
-    def form(size: int, least: int, most: int, *shape: int) -> Tile | None:
-        device = with_matrix_units(gpu(size, least, most, takes_size=True))
+    def form(size: int, least: int, most: int, *shape: int, kind: str = "discrete") -> Tile | None:
+        device = replace(with_matrix_units(gpu(size, least, most, takes_size=True)), type=kind)
         rows, columns, depth = shape
         shapes = (MatrixShape(rows, columns, depth, "f16", "f32"),)
         return matrix_tile(replace(device, matrix_shapes=shapes))
 
-    assert form(64, 32, 64, 16, 16, 16) == Tile(256, 256, 64, 64, 16, 16, 16, 64, 1, 64)
+    assert form(64, 32, 64, 16, 16, 16) == Tile(256, 256, 64, 32, 16, 16, 16, 32, 1, 32)
     assert form(32, 32, 32, 16, 8, 16) == Tile(256, 256, 64, 32, 16, 8, 16, 32, 1)
     assert form(32, 16, 32, 8, 16, 16) == Tile(128, 128, 16, 32, 8, 16, 16, 16, 0, 16)
-    assert form(32, 8, 32, 8, 8, 16) is None
+    assert form(32, 8, 32, 8, 8, 16) == Tile(128, 128, 16, 16, 8, 8, 16, 8, 0, 8)
+    assert form(32, 8, 32, 8, 8, 16, kind="integrated") is None
+    assert form(32, 16, 32, 8, 16, 16, kind="integrated") is not None
     assert form(32, 32, 32, 16, 16, 64) is None, "deeper than a chunk"
     able = with_matrix_units(gpu(64, 32, 64, takes_size=True))
     assert choose_tuning(able).tile_suffix == choose_tuning(able).attend_suffix == "+matrix"
-    assert choose_tuning(able).attend_size == 32
-    intel = with_matrix_units(gpu(32, 16, 32, takes_size=True))
-    assert choose_tuning(intel).attend_size == 0, "tiles have the least already"
     for lacking in (
         replace(able, matrix_shapes=()),
         replace(able, takes_subgroup_size=False),

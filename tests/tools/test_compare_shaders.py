@@ -98,6 +98,24 @@ def test_a_step_of_intel_counts_lanes_of_each_instruction() -> None:
     assert found.cycles == 2 * 16 + (1 + 2) + 16 * 16 / 16
 
 
+def test_engines_of_8_lanes_take_twice_as_long() -> None:
+    found = work(INTEL_TEXT.replace("dpas.8x8(16)", "dpas.8x8(8)"), 16)
+    assert found.multiply_adds == 2 * 1024
+    assert found.cycles == 2 * 16 + (1 + 4) + 16 * 16 / 8
+
+
+def test_matrices_of_8_bits_are_twice_as_deep() -> None:
+    found = work(INTEL_TEXT.replace(">HF", ">B"), 16)
+    assert (found.multiply_adds, found.matrix_cycles) == (2 * 4096, 2 * 16)
+
+
+def test_a_loop_that_multiplies_inside_counts_as_often_as_it_runs() -> None:
+    text = AMD_TEXT.replace("BB3:\n", f"BB3:\n{WMMA}")
+    found, once = main_loop_work(read(text, 64), 64, passes=2), work(AMD_TEXT, 64)
+    assert (found.matrix, found.vector) == (3 + 2, once.vector)
+    assert found.shared_bytes == once.shared_bytes + 64 * 8
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -107,8 +125,8 @@ def test_a_step_of_intel_counts_lanes_of_each_instruction() -> None:
         (AMD_TEXT.replace("BB3:\n", f"BB3:\n{WMMA}"), "nothing says how often"),
         (AMD_TEXT.replace("16x16x16_f16", "16x16x16_iu4"), "no rate is known"),
         (AMD_TEXT.replace("ds_load_b128", "ds_load_tr"), "how many bytes"),
-        (INTEL_TEXT.replace("dpas.8x8(16)", "dpas.8x8(8)"), "no rate is known"),
-        (INTEL_TEXT.replace(">HF", ">UB"), "no rate is known"),
+        (INTEL_TEXT.replace("dpas.8x8(16)", "dpas.8x8(32)"), "no rate is known"),
+        (INTEL_TEXT.replace(">HF", ">UW"), "no rate is known"),
         (INTEL_TEXT.replace("d32, V4, L1STATE_L3MOCS flat", "what, flat"), "how many bytes"),
     ],
 )

@@ -17,7 +17,7 @@ from vkmoe.kernels.tuning import Tuning
 from vkmoe.quants import HAS_KERNEL
 
 found = cache(pipelines)
-ON_MATRIX_UNITS = replace(TUNINGS[0], matrix_tile=Tile(256, 256, 64, 64, 16, 16, 16, 64, 1, 64))
+ON_MATRIX_UNITS = replace(TUNINGS[0], matrix_tile=Tile(256, 256, 64, 32, 16, 16, 16, 32, 1, 32))
 pytestmark = pytest.mark.full
 
 

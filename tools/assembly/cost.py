@@ -15,9 +15,10 @@ the rates:
 AMD: 512 operations of f16 or int8 per cycle and compute unit, of two SIMD units of 32 lanes (96
 units at 2.5 GHz are the 123 TFLOPS of the data sheet of the RX 7900 XTX); WMMA of 16x16x16 has
 8,192, in a wave of either size; shared memory gives 128 bytes to a compute unit (RDNA3 ISA).
-Intel: 2,048 operations of f16 per cycle and Xe core, of eight engines of 16 lanes (at int8's double
-rate eight cores at 2.05 GHz are Lunar Lake's 67 TOPS, Intel's Tech Tour of 2024 on Xe2); DPAS 8x8
-of 16 lanes has 4,096. That shared memory gives 128 bytes to a core is assumed: Intel does not say.
+Intel: 2,048 operations of f16 per cycle and Xe core, of int8 twice as many. Xe2's cores have eight
+engines of 16 lanes (eight cores at 2.05 GHz are Lunar Lake's 67 TOPS of int8, Intel's Tech Tour of
+2024), where DPAS 8x8 has 4,096 of f16; those of Xe-HPG have 16 engines of 8 lanes, where it has
+2,048. That shared memory gives 128 bytes to a core is assumed: Intel does not say.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tools.assembly.flow import Block, Instruction, Loop, find_loops, find_path
 
 _WMMA = re.compile(r"v_wmma_\w+?_16x16x16_(f16|bf16|iu8)\b")
 _DPAS = re.compile(r"dpas\.8x8\((\d+)\)(.*)")
+_DEPTHS = {r">[HB]F\b": 16, r">U?B\b": 32}  # of products, by what is multiplied
 _DS = re.compile(r"ds_\w*?_(2addr\w*?_)?[bui](\d+)")
 _MESSAGE = re.compile(r"MsgDesc: \( (?:load|store|atomic)\w*, \w+, d(\d+)\w*, V(\d+)")
 _SPILL = re.compile(r"scratch_(?:load|store)_[bui](\d+)|send.*MsgDesc: \(.*, ss \)")
@@ -44,7 +46,8 @@ class Rates(NamedTuple):
     shared_bytes: int
 
 
-AMD, INTEL = Rates(32, 32, 64), Rates(16, 16, 16)
+AMD = Rates(32, 32, 64)
+INTEL = {16: Rates(16, 16, 16), 8: Rates(8, 16, 8)}  # by the lanes of its matrix instructions
 
 
 class Work(NamedTuple):
@@ -74,18 +77,21 @@ class Work(NamedTuple):
         return 1000 * number / self.multiply_adds
 
 
-def main_loop_work(blocks: Sequence[Block], wave_lanes: int) -> Work:
+def main_loop_work(blocks: Sequence[Block], wave_lanes: int, passes: int = 1) -> Work:
     """Count the main loop of a kernel whose waves have `wave_lanes`.
 
-    Raises ValueError where nothing multiplies matrices in a loop, or a loop inside it does.
+    With `passes` above 1 all matrices may be multiplied by a loop inside it, which runs so often.
+    Raises ValueError where nothing multiplies matrices in a loop, or otherwise a loop inside does.
     """
     loops = find_loops(blocks)
     main = _main_loop(blocks, loops)
     inner = [loop for loop in loops if loop.blocks < main.blocks]
-    if any(_has(blocks, loop, is_matrix) for loop in inner):
+    multiplying = [loop for loop in inner if _has(blocks, loop, is_matrix)]
+    if multiplying and (passes == 1 or len(multiplying) > 1):
         raise ValueError("a loop inside the main loop multiplies matrices: nothing says how often")
     path = [n for n in find_path(blocks, loops, main.header) if n in main.blocks]
-    instructions = [i for n in path for i in blocks[n].instructions]
+    again = [n for loop in multiplying for n in path if n in loop.blocks] * (passes - 1)
+    instructions = [i for n in (*path, *again) for i in blocks[n].instructions]
     if not any(map(is_matrix, instructions)):
         raise ValueError("the path through the main loop multiplies no matrices")
     return _count(instructions, wave_lanes, len(inner))
@@ -122,10 +128,11 @@ def _count(instructions: Sequence[Instruction], wave_lanes: int, inner_loops: in
     vector = [i for i in instructions if i.kind == "alu" and not is_matrix(i)]
     shared = [i for i in instructions if _is_shared(i)]
     loads = [i for i in instructions if i.kind == "load"]
-    rates = AMD if matrix[0].text.startswith("v_") else INTEL
+    multiply_adds = sum(map(_multiply_adds, matrix))
+    rates = AMD if matrix[0].text.startswith("v_") else INTEL[_lanes(matrix[0], wave_lanes)]
     shared_bytes = sum(_shared_bytes(i, wave_lanes) for i in shared)
     return Work(
-        multiply_adds=sum(map(_multiply_adds, matrix)),
+        multiply_adds=multiply_adds,
         matrix=len(matrix),
         vector=len(vector),
         shared=len(shared),
@@ -146,11 +153,12 @@ def _multiply_adds(instruction: Instruction) -> int:
     if _WMMA.match(instruction.text):
         return 16 * 16 * 16
     match = _DPAS.match(instruction.text)
-    if match is None or match[1] != "16":
+    if match is None or int(match[1]) not in INTEL:
         raise ValueError(f"no rate is known of {instruction.text.split()[0]}")
-    if ">HF" not in match[2] and ">BF" not in match[2]:
+    depths = [depth for types, depth in _DEPTHS.items() if re.search(types, match[2])]
+    if not depths:
         raise ValueError(f"no rate is known of {instruction.text}")
-    return 8 * 16 * 16
+    return 8 * int(match[1]) * depths[0]
 
 
 def _lanes(instruction: Instruction, wave_lanes: int) -> int:

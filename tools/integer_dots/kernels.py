@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tools.compile_shaders import Variant
+from tools.compile_shaders import Variant, with_free_accesses
 from vkmoe.gpu.kernels import Binding, KernelSpec, PushField
 from vkmoe.kernels.experts.operations import EXPERT_GATE_UP
 from vkmoe.kernels.launches import MatvecFamily
@@ -36,3 +36,11 @@ def compile_into(out: Path) -> Callable[[str], bytes]:
             Variant(path.stem, f"{name}.comp", defines).compile(ROOT / "shaders", path, [HERE])
     Variant("quantise", "quantise.comp", {}).compile(HERE, out / "quantise.spv")
     return lambda variant: (out / f"{variant}.spv").read_bytes()
+
+
+def compile_tile(kind: str, out: Path, defines: Mapping[str, str] | None = None) -> bytes:
+    """Compile the kernel of tiles of a type, which multiplies 8-bit numbers on matrix units."""
+    path = out / f"matmul.{kind.lower()}.spv"
+    given = {f"TYPE_{kind}": "1", "MATRIX_TILES": "1"} | dict(defines or {})
+    Variant(path.stem, "matmul.comp", given).compile(ROOT / "shaders", path, [HERE])
+    return with_free_accesses(path.read_bytes())

@@ -125,7 +125,8 @@ def _plan_lines(model: ModelFile, config: EngineConfig) -> list[str]:
         lines.append(f"misses        {mode.misses} ({mode.reason})")
     if guesses := guess_line(decided):
         lines.append(f"guesses       {guesses}")
-    lines.append(f"prompts       {tuning.tiles_text}")
+    on_units = f"; attention {decision.workspace.attention_text}" if tuning.matrix_tile else ""
+    lines.append(f"prompts       {tuning.tiles_text}{on_units}")
     lines += _tuning_lines(recalled)
     if device.is_vulkan:
         lines.append(f"canary        {_canary(device, model, decision)}")

@@ -57,7 +57,6 @@ class Tuning:
     own_tile: Tile | None = None  # of kernels that multiply tiles; None: as every device can
     half_tiles: bool = False  # lanes: they multiply f16 (needs shaderFloat16), all but routers
     matrix_tile: Tile | None = None  # lanes: of those, on matrix units; None: without
-    attend_size: int = 0  # of subgroups of attention there; 0: that of these tiles
 
     @property
     def layout(self) -> Layout:
@@ -234,7 +233,6 @@ def choose_tuning(device: DeviceInfo) -> Tuning:
         own_tile=_tile(device),
         half_tiles=_multiplies_halves(device),
         matrix_tile=matrix_tile(device),
-        attend_size=_attend_size(device),
         most_columns=_COLUMNS if _has_many_registers(device) else _INTEL_COLUMNS,
     )
 
@@ -314,26 +312,27 @@ def _tile(device: DeviceInfo) -> Tile:
 def matrix_tile(device: DeviceInfo) -> Tile | None:
     """Choose the shape of tiles that matrix units multiply; None where the device has none for f16.
 
-    A subgroup has 64 rows by 64 columns, or by 32 where it is half as large. Where lanes have 128
-    registers (Intel) it has two matrices by two, and loads nothing ahead: with more its compiler
-    spills. With subgroups of 8 that is no more for an instruction than tiles of f32 compute. On
-    CPUs, which only compare, it has one by two. Pipelines have the size of subgroups that the
-    driver reports, of Intel's the least.
+    A subgroup of 32 has 64 rows by 32 columns; of twice as many lanes each would read factors twice
+    as often. Where lanes have 128 registers (Intel) it has two matrices by two, and loads nothing
+    ahead: with more its compiler spills. On CPUs, which only compare, it has one by two. Pipelines
+    have the least size of subgroups, on CPUs the driver's. Intel's driver lists matrices of 8 lanes
+    where it multiplies them without units, too: on integrated GPUs of that size, which are left to
+    other tiles.
     """
     shape = next((s for s in device.half_shapes if _fits_chunks(s)), None)
     one_size = device.has_one_subgroup_size
     able = device.subgroup_shuffle and (one_size or device.takes_subgroup_size)
     if shape is None or not able:
         return None
-    size = device.subgroup_size
+    size = device.subgroup_size if device.is_cpu else device.subgroup_range[0]
+    if size == 8 and device.type == "integrated":
+        return None
     if device.is_cpu:
         form = 4 * size, shape.rows, 2 * shape.columns
     elif _has_many_registers(device):
         form = 256, 64, size
     else:
-        size, form = device.subgroup_range[0], (128, 2 * shape.rows, 2 * shape.columns)
-        if size < 16:
-            return None
+        form = 128, 2 * shape.rows, 2 * shape.columns
     workgroup_size, dots, columns = form
     ahead = int(device.is_cpu or _has_many_registers(device))
     tile = Tile(
@@ -349,17 +348,6 @@ def matrix_tile(device: DeviceInfo) -> Tile | None:
     limits = device.limits
     fits = max(tile.shared_bytes, UNITS_SHARED_BYTES) <= limits.max_shared_memory
     return tile if fits and workgroup_size <= limits.max_workgroup_invocations else None
-
-
-def _attend_size(device: DeviceInfo) -> int:
-    """Choose the size of subgroups of attention on matrix units; 0: that of tiles.
-
-    The least from 32 on: at twice that AMD's matrix units read each factor from shared memory
-    twice as often, and the estimate for attention is a fifth more (docs/models.md).
-    """
-    tile, (least, _) = matrix_tile(device), device.subgroup_range
-    is_free = tile is not None and tile.required_size > least >= 32
-    return least if is_free and not device.is_cpu else 0
 
 
 def _fits_chunks(shape: MatrixShape) -> bool:

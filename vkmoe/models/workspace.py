@@ -316,6 +316,14 @@ class Workspace:
         return routed is not None and self.row_sizes["prompt"][-1] > routed.columns
 
     @property
+    def attention_text(self) -> str:
+        """Say whether attention of prompts runs on matrix units, for people."""
+        kinds = [kind for kind in self.mixers.values() if isinstance(kind, AttentionKernels)]
+        n_there = sum(kind.tiling.suffix == "+matrix" for kind in kinds)
+        of_some = "of some layers " if 0 < n_there < len(kinds) else ""
+        return f"{of_some}on matrix units too" if n_there else "not on matrix units"
+
+    @property
     def tensors(self) -> list[TensorRef]:
         own = [value for value in vars(self).values() if isinstance(value, TensorRef)]
         parts = [part for part in (self.latent, self.prompt, self.inputs) if part is not None]

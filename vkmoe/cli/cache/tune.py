@@ -145,10 +145,12 @@ def _remembered(
 def tiles_line(tiles: MeasuredTiles) -> str:
     """Say what tiles of prompts multiply, and whether vkmoe would have chosen it by itself."""
     if tiles.best == tiles.table:
-        return f"tiles of prompts multiply {_NUMBERS[tiles.best]}, as by default"
+        also = "; attention of prompts runs there too" if tiles.best == "matrix" else ""
+        return f"tiles of prompts multiply {_NUMBERS[tiles.best]}, as by default{also}"
     why = f"it takes {tiles.gain:.0%} less time" if tiles.gain else "that computes wrongly here"
     ways = f"{_NUMBERS[tiles.best]} in place of {_NUMBERS[tiles.table]}"
-    return f"tiles of prompts multiply {ways}: {why}"
+    also = "; attention of prompts leaves them too" if tiles.table == "matrix" else ""
+    return f"tiles of prompts multiply {ways}: {why}{also}"
 
 
 def tuning_lines(measured: Sequence[Measured]) -> Iterator[str]:

@@ -162,14 +162,15 @@ def _matrix_tiling(shape: Shape, tuning: Tuning) -> PromptTiling | None:
         return None
     sizes = tile.matrix_rows, tile.matrix_columns, tile.matrix_depth
     lanes = min(UNIT_LANES, tile.workgroup_size)
-    free = tuning.attend_size
-    subgroups = (free, free) if free else (tile.subgroup_size, tile.required_size)
+    subgroups = tile.subgroup_size, tile.required_size
     most_sums = MATRIX_SUMS if tile.loads_ahead else FEW_MATRIX_SUMS
+    takes_more = tile.loads_ahead or tile.subgroup_size > 8  # if it must; there it would spill
     room = max(tile.shared_bytes, UNITS_SHARED_BYTES)
     for columns in (n for n in (32, 16, 8) if n <= lanes):
         tiling = PromptTiling(lanes, columns, "+matrix", *sizes, *subgroups)
-        few_sums = tiling.lane_sums(shape) <= most_sums or columns == tile.matrix_rows
-        if columns % tile.matrix_rows == 0 and few_sums and tiling.shared_bytes(shape) <= room:
+        few_sums = tiling.lane_sums(shape) <= most_sums
+        able = few_sums or (takes_more and columns == tile.matrix_rows)
+        if columns % tile.matrix_rows == 0 and able and tiling.shared_bytes(shape) <= room:
             return tiling
     return None
 
