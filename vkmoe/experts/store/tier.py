@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,8 @@ class TierCounters:
     stall_ns: int = 0
 
 
-class _Pending(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Pending:
     """Joins copies under way with the experts they are for."""
 
     keys: Keys
@@ -86,8 +87,8 @@ class Tier:
         """Return the bytes of copies under way, and of those that wait."""
         if not self.locations.any_arriving:
             return 0
-        layers = np.flatnonzero(self.locations.arriving) // self._n_experts
-        return int(self._sizes[layers].sum())
+        keys = self.locations.arriving.nonzero()[0]
+        return int(self._sizes.take(keys // self._n_experts).sum())
 
     @property
     def is_copying(self) -> bool:
