@@ -23,7 +23,7 @@ from vkmoe.errors import VkmoeError
 from vkmoe.generate.dry import Dry
 from vkmoe.generate.runner import FetchLogits, bad_logits
 
-Ids = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.signedinteger]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
