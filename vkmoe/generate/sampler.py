@@ -195,9 +195,9 @@ class Sampler:
         if not self._is_greedy:
             n = min(left.size, int(np.count_nonzero(logits >= self._limit(top))))
             if self._config.top_p < 1:
-                weights = np.exp(left - top)
-                enough = self._config.top_p * float(weights.sum())
-                n = min(n, int(weights[:n].cumsum().searchsorted(enough)) + 1)
+                cumulative = np.exp(logits[:n] - top).cumsum()
+                total = float(np.exp(left - top).sum())
+                n = min(n, int(cumulative.searchsorted(self._config.top_p * total)) + 1)
         return _Kept(ids[:n], logits[:n])
 
     def _limit(self, top: float) -> float:
