@@ -17,7 +17,8 @@ weights.
 On a CPU device the kernels run on the host's own cores and leave nothing of the host's data in
 their caches. So the same tokens are run twice: with their kernels, and then, as a GPU leaves the
 host, with programs that are empty but for their copies and the serial number. Those follow the
-routing that the kernels reported, so that the same experts move.
+routing that the kernels reported, so that the same experts move. With `--parts` they are run once
+more, to say what that time is spent on; looking costs some of it.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument(
         "--warm", type=int, default=200, help="tokens before the cache is measured (default: 200)"
     )
+    parser.add_argument("--parts", action="store_true", help="say what the time is spent on, too")
     parser.add_argument("--cache", type=Path, default=default_cache())
     options = parser.parse_args()
     if not 1 <= options.tokens <= CONTEXT:
@@ -124,6 +126,8 @@ def main() -> None:
         for engine in engines.values():
             empty(engine)
         runs[EMPTY] = _measure(engines, _texts(options), runs[WITH_KERNELS].routing)
+        if options.parts:
+            _print_parts(engines, _texts(options)[1:], runs[WITH_KERNELS].routing)
     assert runs[EMPTY].hits == hits, "not the same experts moved"
     results = _results(runs)
     uploads, hit_rate = results["uploads_per_token"], hits.hit_rate
@@ -232,6 +236,63 @@ def _token(engine: Engine, sampler: Sampler, token: int, position: int, empty: b
     engine._experts.meanwhile = meanwhile  # type: ignore[method-assign]
     assert empty or not top.has_nan, "the token was not computed"
     return _Times(1e3 * (thread - hidden), 1e3 * thread, 1e3 * wall, _n_uploads(engine) - before)
+
+
+def _print_parts(
+    engines: Mapping[str, Engine],
+    texts: Sequence[Sequence[int]],
+    routing: Sequence[NDArray[np.uint32]],
+) -> None:
+    """Print what a token's time is spent on, by engine: medians, in microseconds."""
+    sampler, tokens = Sampler(SamplingConfig(), seed=0), np.concatenate(texts).tolist()
+    for name, engine in engines.items():
+        now, seen = dict[str, float](), dict[str, list[float]]()
+        for label, owner, method in _parts(engine):
+            _time_calls(owner, method, label, now)
+        pairs = zip(tokens, routing[-len(tokens) :], strict=True)
+        for position, (token, used) in enumerate(pairs):
+            believe(engine, used)
+            now.clear()
+            times = _token(engine, sampler, token, position % CONTEXT, True)
+            hidden, shares = 1e3 * (times.thread - times.critical), dict(now)
+            shares["submit and wait"] -= hidden
+            shares["sampler, and all else"] = 1e3 * times.critical - sum(shares.values())
+            for label, value in shares.items():
+                seen.setdefault(label, []).append(value)
+        print(f"{name}, in microseconds:")
+        for label, values in seen.items():
+            print(f"  {label:36}{np.median(values):7.1f}")
+
+
+def _parts(engine: Engine) -> list[tuple[str, Any, str]]:
+    """List what is timed: a name, and the method of an object. No part is within another."""
+    tracker, programs = engine._experts, engine._programs
+    found: list[tuple[str, Any, str]] = [
+        ("uses are noted, misses found", tracker, "after_run"),
+        ("table is published", tracker, "begin"),
+        ("submit and wait", programs._backend, "run"),
+        ("parameters are written", programs.io, "send"),
+        ("results are read", programs, "tops"),
+    ]
+    if tracker.cache is not None:
+        found += [
+            ("moves are decided", tracker.residency, "decide"),
+            ("moves are carried out", tracker.cache, "_carry_out"),
+        ]
+    return found
+
+
+def _time_calls(owner: Any, method: str, label: str, now: dict[str, float]) -> None:
+    """Add up in `now` how long the thread is in a method, in microseconds."""
+    call = getattr(owner, method)
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        began = time.thread_time_ns()
+        result = call(*arguments, **named)
+        now[label] = now.get(label, 0.0) + (time.thread_time_ns() - began) / 1e3
+        return result
+
+    setattr(owner, method, timed)
 
 
 def _n_uploads(engine: Engine) -> int:

@@ -44,21 +44,14 @@ def at_checkpoints() -> Iterator[None]:
     where the first one had no effect for half a second, unless the program has a handler of its
     own. Does nothing within another `at_checkpoints`, or in a thread that gets no signals.
     """
-    global _is_at_work, _first_s
     if _is_at_work or not _is_main():
         yield
         return
-    handler = _signal.getsignal(signal.SIGINT)
     try:
-        if callable(handler) and handler is not _note:  # else it is ignored, or set already
-            handle(signal.SIGINT, handler)
-        _first_s, _is_at_work = inf, True
+        _begin()
         yield
     finally:
-        _is_at_work = False
-        if _signal.getsignal(signal.SIGINT) is _note:
-            _signal.signal(signal.SIGINT, _handlers[signal.SIGINT])
-        checkpoint()
+        _end()
 
 
 def works_at_checkpoints(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -66,10 +59,13 @@ def works_at_checkpoints(function: Callable[Arguments, Result]) -> Callable[Argu
 
     @wraps(function)
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if _is_at_work:
+        if _is_at_work or not _is_main():
             return function(*args, **kwargs)
-        with at_checkpoints():
+        try:  # no context manager: every token comes here
+            _begin()
             return function(*args, **kwargs)
+        finally:
+            _end()
 
     return inner
 
@@ -107,6 +103,24 @@ def result_of(future: Future[Result]) -> Result:
         checkpoint()
         wait([future], SLICE_S)
     return future.result()
+
+
+def _begin() -> None:
+    """Begin to put Ctrl-C off; `_end` undoes what was done of it."""
+    global _is_at_work, _first_s
+    handler = _signal.getsignal(signal.SIGINT)
+    if callable(handler) and handler is not _note:  # else it is ignored, or set already
+        handle(signal.SIGINT, handler)
+    _first_s, _is_at_work = inf, True
+
+
+def _end() -> None:
+    """Let Ctrl-C act at once again, and now, if it came."""
+    global _is_at_work
+    _is_at_work = False
+    if _signal.getsignal(signal.SIGINT) is _note:
+        _signal.signal(signal.SIGINT, _handlers[signal.SIGINT])
+    checkpoint()
 
 
 def _is_main() -> bool:

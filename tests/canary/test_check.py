@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -92,6 +93,36 @@ def test_kernels_are_compared_once(
     load(OTHER)
     more = compared[len(first) :]
     assert more and "finish" not in more
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_where_kernels_compile_as_they_run_each_core_has_a_device(
+    one_device: None, canary: None, memory: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Where the driver opens no other one, all are compared on the first."""
+    used, opened = set[Device](), list[Device]()
+    result, another = check._Search._result, Device.another
+
+    def noting(search: Any, compared: Comparison, device: Device) -> Any:
+        used.add(device)
+        return result(search, compared, device)
+
+    def opening(device: Device) -> Device:
+        if refused:
+            raise GpuError("no other device", "")
+        opened.append(another(device))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(check._Search, "_result", noting)
+    monkeypatch.setattr(Device, "another", opening)
+    load()
+    (first,) = used.difference(opened)
+    assert len(opened) == (2 if first.info.is_cpu and not refused else 0)
+    assert used == {first, *opened}
+    for each in opened:
+        with pytest.raises(RuntimeError, match="closed"):
+            each.native.recorder()
 
 
 def test_what_takes_long_is_told_once(

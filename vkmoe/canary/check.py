@@ -6,11 +6,14 @@ anew at each load, so that nothing but a right result is ever believed.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -168,18 +171,30 @@ class _Search:
             _remember(self._device.info, sorted(passed))
 
     def _results(self, unknown: Sequence[Comparison]) -> Iterator[_Result]:
-        pool = ThreadPoolExecutor(N_COMPILERS, "canary")
-        try:
-            for job in [pool.submit(self._result, each) for each in unknown]:
+        with ExitStack() as opened:
+            turns = itertools.cycle(self._devices(opened, len(unknown)))
+            pool = opened.enter_context(_compilers())
+            jobs = [pool.submit(self._result, each, next(turns)) for each in unknown]
+            for job in jobs:
                 yield result_of(job)
-        finally:  # after Ctrl-C or a failure: what has not begun is dropped
-            pool.shutdown(cancel_futures=True)
 
-    def _result(self, compared: Comparison) -> _Result:
+    def _devices(self, opened: ExitStack, n_most: int) -> list[Device]:
+        """List the devices that kernels are compared on, which are one.
+
+        Drivers of CPUs compile a kernel when it first runs, on the one thread of a queue: there the
+        device is opened for each core, and all of them compile.
+        """
+        found = [self._device]
+        n = min(os.cpu_count() or 1, N_COMPILERS, n_most) if self._device.info.is_cpu else 1
+        with suppress(GpuError):
+            found += [opened.enter_context(self._device.another()) for _ in range(n - 1)]
+        return found
+
+    def _result(self, compared: Comparison, device: Device) -> _Result:
         """Compare once. A driver that refuses to compile a kernel, or hangs, is wrong too."""
         try:
             # What a wrong kernel leaves may be anything; the comparison must come to its end.
-            with Runner(self._device, fills=True) as runner, np.errstate(all="ignore"):
+            with Runner(device, fills=True) as runner, np.errstate(all="ignore"):
                 worst, ran = compared.probe.run(runner).worst, runner.variants
         except OutOfMemoryError:
             raise
@@ -205,6 +220,16 @@ class _Search:
         info, named = self._device.info, "; ".join(map(str, failures[:MOST_NAMED]))
         more = f"; and {len(failures) - MOST_NAMED} more" if len(failures) > MOST_NAMED else ""
         return f"{info.name} computes wrongly with the driver {info.driver}: {named}{more}"
+
+
+@contextmanager
+def _compilers() -> Iterator[ThreadPoolExecutor]:
+    """Make threads; after Ctrl-C or a failure, what has not begun is dropped."""
+    pool = ThreadPoolExecutor(N_COMPILERS, "canary")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class _Result(NamedTuple):

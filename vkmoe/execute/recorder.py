@@ -198,6 +198,7 @@ class TokenPrograms(Closing):
         self._n_vocab, self._picks = decoder.spec.n_vocab, decoder.spec.picks
         self._width = decoder.spec.width
         self.batch = TokenBatch.one(0, 0, with_logits=False)  # the last one
+        self._kinds: dict[tuple[object, ...], BatchKind] = {}  # by shapes of batches
         self._submissions: list[Submission] = []
         self._submitted_ns = 0  # in submits, by the host's clock, since the start
         sizes = space.row_sizes["prompt"] or (0,)
@@ -365,6 +366,12 @@ class TokenPrograms(Closing):
 
     def _kind(self, batch: TokenBatch) -> BatchKind:
         """Choose the smallest program that takes a batch."""
+        shape = (batch.phase, len(batch.tokens), sum(batch.wants_logits), batch.wants_states)
+        if shape not in self._kinds:
+            self._kinds[shape] = self._find_kind(batch)
+        return self._kinds[shape]
+
+    def _find_kind(self, batch: TokenBatch) -> BatchKind:
         n_rows, n_logits = len(batch.tokens), sum(batch.wants_logits)
         assert 0 < n_rows <= self._space.row_sizes[batch.phase][-1], batch
         if batch.phase == "decode":

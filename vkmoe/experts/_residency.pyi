@@ -148,16 +148,18 @@ class Turn:
 
 def misses(
     keys: NDArray[np.int64],
-    hits: NDArray[np.bool_],
+    state: NDArray[np.uint8],
+    hits: NDArray[np.bool_] | None,
     stored: NDArray[np.bool_] | None,
-    n_experts: int,
+    span_bytes: NDArray[np.int64],
     n_landing: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Count the distinct experts that were missed in each layer, and find those that landed.
+) -> tuple[NDArray[np.bool_], int, NDArray[np.int64], NDArray[np.int64]]:
+    """Return which uses were hits, the bytes of distinct experts that were missed, which landed.
 
-    `hits` mark which of `keys` [n_rows, n_layers, n_used] had slots, `stored` those that kernels
-    stored whole. Returns the counts [n_layers], and the keys that landed, with the place of their
-    layer that each is in: its rank among what its row missed there, below `n_landing`.
+    `hits` mark which of `keys` [n_rows, n_layers, n_used] had slots; None: those that are present
+    by their `state` [n_keys]. `stored` marks those that kernels stored whole; an expert of a layer
+    has so many `span_bytes` [n_layers]. Behind the keys that landed comes the place of their layer
+    that each is in: its rank among what its row missed there, below `n_landing`.
     """
 
 def write_addresses(
@@ -172,6 +174,23 @@ def write_addresses(
 
     *Mutates* the first of `entries`, one for each key, and takes the marks of `changed` [n_keys]
     away. An expert that is present is in its slot, the others are at home.
+    """
+
+def begin_moves(
+    moves: Sequence[Move],
+    state: NDArray[np.uint8],
+    slot_of: NDArray[np.int64],
+    readable: NDArray[np.uint8] | None,
+    last_mapped: NDArray[np.int64],
+    version: int,
+    oldest_read: int,
+) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+    """Note which slots others leave for these moves, and find the copies that can begin.
+
+    *Mutates* `last_mapped` [n_slots]: no version after `version` leads to slots with a victim.
+    Returns how many victims there are, and the experts that wait, with their slots: those that are
+    present in `readable` (None: all), into slots to which no version since `oldest_read` led. They
+    are in the order of keys, but those of `moves` come last, in their order.
     """
 
 def land(

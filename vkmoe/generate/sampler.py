@@ -23,7 +23,7 @@ from vkmoe.errors import VkmoeError
 from vkmoe.generate.dry import Dry
 from vkmoe.generate.runner import FetchLogits, bad_logits
 
-Ids = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.signedinteger]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
@@ -112,9 +112,9 @@ class Sampler:
         c, raw, n_vocab = self._config, _checked(candidates.logits), candidates.n_vocab
         if not math.isfinite(candidates.log_sum_exp):
             raise bad_logits()
-        ids, logits = candidates.ids.astype(np.int64), raw
-        has_all = raw.size == n_vocab or bool(raw[-1] == -np.inf)
-        if allowed is not None or self._banned.size or not raw[-1] > -np.inf:
+        ids, logits, last = candidates.ids, raw, raw.item(-1)
+        has_all = raw.size == n_vocab or last == -np.inf
+        if allowed is not None or self._banned.size or not last > -np.inf:
             is_left = ~np.isin(ids, self._banned) & (raw > -np.inf)
             if allowed is not None:
                 is_left &= (ids < allowed.size) & allowed.take(ids, mode="clip")
@@ -195,7 +195,7 @@ class Sampler:
         if not self._is_greedy:
             n = min(left.size, int(np.count_nonzero(logits >= self._limit(top))))
             if self._config.top_p < 1:
-                cumulative = np.exp(logits - top).cumsum()
+                cumulative = np.exp(logits[:n] - top).cumsum()
                 total = float(np.exp(left - top).sum())
                 n = min(n, int(cumulative.searchsorted(self._config.top_p * total)) + 1)
         return _Kept(ids[:n], logits[:n])
@@ -318,7 +318,7 @@ def _typical(logits: Floats, share: float) -> Ids:
 def _checked(logits: npt.NDArray[np.float32]) -> Floats:
     """Return the logits in float64. Raises VkmoeError for NaN and plus infinity."""
     result = logits.astype(np.float64)
-    if not (result < np.inf).all():  # false for NaN too
+    if not result.max() < np.inf:  # false for NaN too
         raise bad_logits()
     return result
 

@@ -278,6 +278,10 @@ class Device(Closing):
         """Count the CPU threads that run programs; None where a driver runs them."""
         return None
 
+    def another(self) -> Device:
+        """Open the same device once more, with a queue of its own. Raises GpuErrors."""
+        return Device(str(self.info.index))
+
     def heaps(self) -> tuple[Heap, ...]:
         """Return the heaps as they are now: budgets change when other programs take memory."""
         with translate_errors("asking for the memory there is"):

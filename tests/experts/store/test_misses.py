@@ -9,9 +9,10 @@ import pytest
 
 from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import KeySpace
-from vkmoe.experts.decide.locations import ABSENT, COPYING, PRESENT
+from vkmoe.experts.decide.locations import ABSENT, COPYING, FREE, PRESENT, WAITING, Move
 
 SPACE, N_USED = KeySpace(5, 12), 4
+SIZES = np.array([1, 10, 100, 1000, 10000])  # bytes of each layer's experts
 
 
 def run(random: np.random.Generator, n_rows: int) -> Any:
@@ -27,17 +28,52 @@ def test_misses_are_counted_once_and_land_by_their_rank(n_rows: int) -> None:
     for n_landing in (0, 2, 9) * 20:
         keys = run(random, n_rows)
         hits, stored = random.random((2, *keys.shape)) < 0.5
-        n_missed, landed, places = _residency.misses(keys, hits, stored, 12, n_landing)
+        state = np.zeros(SPACE.n_keys, np.uint8)
+        given = (keys, state, hits, stored, SIZES, n_landing)
+        same, n_bytes, landed, places = _residency.misses(*given)
         distinct = np.unique(keys[~hits]) // SPACE.n_experts
-        assert n_missed.tolist() == np.bincount(distinct, minlength=SPACE.n_layers).tolist()
+        assert same is hits and n_bytes == SIZES[distinct].sum()
         ranks = (~hits).cumsum(axis=2)
         here = ~hits & stored & (ranks <= n_landing)
         assert landed.tolist() == keys[here].tolist()
         assert places.tolist() == (ranks[here] - 1).tolist()
-        nothing = _residency.misses(keys, hits, None, 12, n_landing)[1:]
+        nothing = _residency.misses(keys, state, hits, None, SIZES, n_landing)[2:]
         assert not nothing[0].size and not nothing[1].size
         n_landed += len(landed)
     assert n_landed > 100
+
+
+def test_hits_are_the_experts_whose_bytes_are_there() -> None:
+    random = np.random.default_rng(9)
+    keys = run(random, 2)
+    state = random.integers(ABSENT, COPYING + 1, SPACE.n_keys).astype(np.uint8)
+    hits, n_bytes, _, _ = _residency.misses(keys, state, None, None, SIZES, 2)
+    assert (hits == (state[keys] == PRESENT)).all()
+    assert n_bytes == _residency.misses(keys, state, hits, None, SIZES, 2)[1] > 0
+
+
+def test_copies_begin_into_slots_that_no_submit_reads() -> None:
+    random, n_begun = np.random.default_rng(5), 0
+    for oldest in range(2, 20):
+        state = random.integers(ABSENT, COPYING + 1, 60).astype(np.uint8)
+        readable = state[random.permutation(60)] if oldest % 2 else None
+        slot_of, last_mapped = random.permutation(60), random.integers(0, 20, 60)
+        last = random.permutation(np.flatnonzero(state == WAITING))[:5].tolist()
+        moves = [Move(0, key, FREE if key % 2 else key - 1) for key in last]
+        given = (state, slot_of, readable, last_mapped)
+        victims = slot_of[[move.key for move in moves if move.victim != FREE]]
+        expected = last_mapped.copy()
+        expected[victims] = oldest - 2
+        n_evicted, keys, slots = _residency.begin_moves(moves, *given, oldest - 2, oldest)
+        assert n_evicted == len(victims) and (last_mapped == expected).all()
+        able = (state == WAITING) & (expected[slot_of] < oldest)
+        if readable is not None:
+            able &= readable == PRESENT
+        others = np.setdiff1d(np.flatnonzero(able), last).tolist()
+        assert keys.tolist() == others + [key for key in last if able[key]]
+        assert slots.tolist() == slot_of[keys].tolist()
+        n_begun += len(keys)
+    assert n_begun > 50
 
 
 def test_entries_lead_to_slots_or_home_where_something_changed() -> None:
@@ -77,11 +113,17 @@ def test_what_does_not_fit_is_refused() -> None:
     keys = run(np.random.default_rng(0), 2)
     hits = np.zeros(keys.shape, np.bool_)
     misses: Any = _residency.misses
-    wrongs: list[Any] = [(keys[0], hits, None), (keys, hits[1:], None), (keys, hits, hits[..., 1:]),
-                         (keys + 60, hits, None)]  # fmt: skip
-    for wrong in wrongs:
+    state = np.zeros(SPACE.n_keys, np.uint8)
+    right = (keys, state, hits, None, SIZES)
+    wrongs = {0: keys[0], 1: state[1:], 2: hits[1:], 3: hits[..., 1:], 4: SIZES[1:]}
+    for wrong in [*wrongs.items(), (0, keys + SPACE.n_keys)]:
         with pytest.raises(ValueError, match="not"):
-            misses(*wrong, SPACE.n_experts, 2)
+            misses(*[wrong[1] if i == wrong[0] else a for i, a in enumerate(right)], 2)
+    begin_moves: Any = _residency.begin_moves
+    numbers, last_mapped = np.arange(SPACE.n_keys), np.zeros(3, np.int64)
+    for move in ((1, 2), (0, "1", FREE, False), Move(0, 60, FREE), Move(0, 5, FREE)):
+        with pytest.raises((ValueError, TypeError), match=r"not|no such|integer"):
+            begin_moves([move], state, numbers, None, last_mapped, 1, 2)
     kinds = (np.bool_, np.uint8, np.int64, np.uint64, np.uint64, np.uint64)
     arrays: list[Any] = [np.ones(4, kind) for kind in kinds]
     arrays[2][:], arrays[3] = 0, arrays[3][:1]

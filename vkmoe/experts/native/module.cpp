@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "admit.hpp"
+#include "copies.hpp"
 #include "landing.hpp"
 #include "sums.hpp"
 #include "turn.hpp"
@@ -165,21 +167,33 @@ Array<Number> copied(const std::vector<Number>& numbers) {
     return Array<Number>(static_cast<py::ssize_t>(numbers.size()), numbers.data());
 }
 
-/// Distinct misses of each layer, the keys that landed, and where in their layer.
-py::tuple misses_of(const Array<int64_t>& keys, const Array<bool>& hits,
-                    const std::optional<Array<bool>>& stored, size_t n_experts, size_t n_landing) {
+/// Which keys are hits, by the record or as given; bytes of distinct misses, the keys that landed,
+/// and where in their layer.
+py::tuple misses_of(const Array<int64_t>& keys, const Array<uint8_t>& state,
+                    std::optional<Array<bool>> hits, const std::optional<Array<bool>>& stored,
+                    const Array<int64_t>& span_bytes, size_t n_landing) {
     const auto has_shape = [&](const Array<bool>& marks) {
         return marks.ndim() == 3 && std::equal(keys.shape(), keys.shape() + 3, marks.shape());
     };
     require(keys.ndim() == 3, "keys are not [n_rows, n_layers, n_used]");
-    require(has_shape(hits) && (!stored || has_shape(*stored)), "marks are not shaped like keys");
     const Used shape{nullptr, static_cast<size_t>(keys.shape(1)),
                      static_cast<size_t>(keys.shape(2))};
-    require(are_below(keys, shape.n_layers * n_experts), "a key is not one");
-    const Misses found =
-        misses(keys.data(), hits.data(), stored ? stored->data() : nullptr,
-               static_cast<size_t>(keys.shape(0)), shape, n_experts, n_landing);
-    return py::make_tuple(copied(found.n_of_layer), copied(found.landed), copied(found.places));
+    const auto n_keys = static_cast<size_t>(state.size());
+    const int64_t* const sizes = values_of(span_bytes, shape.n_layers, "not the bytes of each layer");
+    require(shape.n_layers > 0 && n_keys % shape.n_layers == 0, "state is not [n_keys]");
+    require(are_below(keys, n_keys), "a key is not one");
+    if (!hits) {
+        hits.emplace(std::vector<py::ssize_t>(keys.shape(), keys.shape() + 3));
+        std::transform(keys.data(), keys.data() + keys.size(), hits->mutable_data(),
+                       [&](int64_t key) { return state.data()[key] == kPresent; });
+    }
+    require(has_shape(*hits) && (!stored || has_shape(*stored)), "marks are not shaped like keys");
+    const Misses found = misses(keys.data(), hits->data(), stored ? stored->data() : nullptr,
+                                static_cast<size_t>(keys.shape(0)), shape,
+                                n_keys / shape.n_layers, n_landing);
+    const int64_t n_bytes = std::inner_product(sizes, sizes + shape.n_layers,
+                                               found.n_of_layer.begin(), int64_t{0});
+    return py::make_tuple(*hits, n_bytes, copied(found.landed), copied(found.places));
 }
 
 /// Addresses of the experts that changed go into `entries`: of their slots if they are present.
@@ -207,6 +221,43 @@ Array<int64_t> write_addresses(Array<bool> changed, const Array<uint8_t>& state,
         *mark = false;
     }
     return copied(written);
+}
+
+/// The item of a move, a named tuple, without a conversion of all of it: there are many of them.
+int64_t item_of(const py::handle& move, py::ssize_t index) {
+    require(PyTuple_Check(move.ptr()) && PyTuple_GET_SIZE(move.ptr()) == 4, "it is not a move");
+    const int64_t item = PyLong_AsLongLong(PyTuple_GET_ITEM(move.ptr(), index));
+    if (item == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return item;
+}
+
+/// What moves are about: notes that no later version than this leads to the slots of victims, and
+/// returns how many leave, and the experts whose copies can begin, with their slots.
+py::tuple begin_moves(const py::sequence& moves, const Array<uint8_t>& state,
+                      const Array<int64_t>& slot_of, const std::optional<Array<uint8_t>>& readable,
+                      Array<int64_t> last_mapped, int64_t version, int64_t oldest_read) {
+    const auto n = static_cast<size_t>(state.size());
+    const Slots slots{state.data(), values_of(slot_of, n, "slot_of is not [n_keys]"),
+                      last_mapped.mutable_data(),
+                      readable ? values_of(*readable, n, "readable is not [n_keys]") : nullptr, n};
+    const auto slot = [&](int64_t key) {
+        require(key >= 0 && static_cast<size_t>(key) < n, "a key is not one");
+        require(slots.slot_of[key] >= 0 && slots.slot_of[key] < last_mapped.size(),
+                "there is no such slot");
+        return slots.slot_of[key];
+    };
+    std::vector<int64_t> newcomers, numbers;
+    size_t n_evicted = 0;
+    for (const py::handle move : moves) {
+        const int64_t key = item_of(move, 1), taken = slot(key);
+        newcomers.push_back(key);
+        if (item_of(move, 2) == kFree) continue;
+        slots.last_mapped[taken] = version;
+        ++n_evicted;
+    }
+    const auto keys = able(slots, newcomers, oldest_read);
+    for (const int64_t key : keys) numbers.push_back(slot(key));
+    return py::make_tuple(n_evicted, copied(keys), copied(numbers));
 }
 
 /// Experts keep the slots to land in that they are in; returns the numbers of those.
@@ -430,10 +481,14 @@ PYBIND11_MODULE(_residency, module) {
         .def("observe", &Turn::observed, "ids"_a, "weights"_a, "first_turn"_a)
         .def("decide", &Turn::decided, "looked_at"_a, "missed"_a, "bounds"_a);
     module.def("blend", blend_rows, "rows"_a, "factors"_a);
-    module.def("misses", misses_of, "keys"_a, "hits"_a, "stored"_a, "n_experts"_a, "n_landing"_a);
+    module.def("misses", misses_of, "keys"_a, "state"_a, "hits"_a, "stored"_a, "span_bytes"_a,
+               "n_landing"_a);
     module.def("write_addresses", write_addresses, "changed"_a.noconvert(), "state"_a.noconvert(),
                "slot_of"_a.noconvert(), "of_slots"_a.noconvert(), "homes"_a.noconvert(),
                "entries"_a.noconvert());
+    module.def("begin_moves", begin_moves, "moves"_a, "state"_a.noconvert(),
+               "slot_of"_a.noconvert(), "readable"_a, "last_mapped"_a.noconvert(), "version"_a,
+               "oldest_read"_a);
     module.def("land", keep_landed, "state"_a.noconvert(), "slot_of"_a.noconvert(),
                "changed"_a.noconvert(), "entry_of"_a.noconvert(), "holders"_a.noconvert(),
                "slots"_a.noconvert(), "keys"_a, "indices"_a);

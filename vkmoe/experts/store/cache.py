@@ -243,10 +243,10 @@ class ExpertCache:
         Returns which uses were served from slots.
         """
         keys, budget = self.residency.observe(routing, tokens), self._ways.budget
-        hits = self._steps.hits(keys)
         # Misses that may land are of one row; those of the others are not filled.
-        n_missed, self._landed = self._landings.misses(keys, hits, filled)
-        missed_bytes = int(n_missed.dot(self._span_bytes))
+        hits, missed_bytes, self._landed = self._landings.misses(
+            keys, self._steps.hits(keys), filled, self._span_bytes
+        )
         self.missed_bytes += missed_bytes
         self._steps.over()
         if self._tier.is_copying and not (self._ways.wait or self._ways.punctual):

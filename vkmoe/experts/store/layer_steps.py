@@ -68,8 +68,13 @@ class LayerSteps:
             hits = self._hits.setdefault(layer, np.zeros(n_experts, np.bool_))
             hits[keys % n_experts] = self._residency.locations.are_present(keys)
 
-    def hits(self, keys: Keys) -> Mask:
-        """Return which of `keys` [n_tokens, n_layers, n_used] were found in a slot."""
+    def hits(self, keys: Keys) -> Mask | None:
+        """Return which of `keys` [n_tokens, n_layers, n_used] were found in a slot.
+
+        None: those that are there now, as where a run is one submit.
+        """
+        if not self._hits:
+            return None
         hits = self._residency.locations.are_present(keys)
         for layer, of_experts in self._hits.items():
             hits[:, layer] = of_experts[keys[:, layer] % len(of_experts)]

@@ -242,17 +242,21 @@ class Landings:
         """
         self._waiting = np.union1d(self._waiting, places)
 
-    def misses(self, keys: Keys, hits: Mask, stored: Mask | None) -> tuple[Keys, list[int]]:
-        """Count the distinct experts that a run missed in each layer: [n_layers].
+    def misses(
+        self, keys: Keys, hits: Mask | None, stored: Mask | None, span_bytes: Keys
+    ) -> tuple[Mask, int, list[int]]:
+        """Return which uses of a run were hits, how many bytes were missed, and what landed.
 
-        `hits` are those of `keys` [n_rows, n_layers, n_used] that had slots. Returns with it which
-        experts kernels stored whole in a landing slot, of those that they report as `stored`.
+        `hits` are those of `keys` [n_rows, n_layers, n_used] that had slots; None: those that are
+        present. An expert of a layer has `span_bytes` [n_layers], and counts once. Those landed
+        that kernels stored whole in a landing slot, of what they report as `stored`.
         """
-        n_experts, n_landing = self._locations.space.n_experts, self._slots.n_landing
-        n_missed, landed, places = _residency.misses(keys, hits, stored, n_experts, n_landing)
-        self._places[landed] = places
-        found: list[int] = landed.tolist()
-        return n_missed, found
+        state, n_landing = self._locations.record.state, self._slots.n_landing
+        found = _residency.misses(keys, state, hits, stored, span_bytes, n_landing)
+        hits, n_bytes, landed, places = found
+        if stored is not None:
+            self._places[landed] = places
+        return hits, n_bytes, landed.tolist()
 
     def keep(self, keys: Keys, has_victim: Mask) -> None:
         """Let experts that landed have the slots they are in, some in place of a victim.

@@ -9,17 +9,19 @@ to an uploader.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vkmoe.errors import DeviceLostError, GpuError, OutOfMemoryError, VkmoeError
+from vkmoe.experts import _residency
 from vkmoe.experts.decide.keys import Keys, Mask
-from vkmoe.experts.decide.locations import FREE, Locations, Move
+from vkmoe.experts.decide.locations import Locations, Move
 from vkmoe.experts.decide.residency import PoolResidency
 from vkmoe.experts.records.profiler import Interval, Overlap, PoolCounters
 from vkmoe.experts.store.copies import Copy, QueueFullError, Upload, Uploader
@@ -30,6 +32,7 @@ from vkmoe.gpu.arena import Placement
 log = logging.getLogger("vkmoe")
 MAX_PENDING = 8  # submits; the extension keeps at most 64 recordings for uploads
 MAX_READ_BYTES = 1  # one expert a job: what is needed waits for no more guesses than that
+MEMORY = attrgetter("memory")  # of a slot
 N_ATTEMPTS = 2  # at an expert that is needed, before the run ends
 
 
@@ -45,10 +48,11 @@ class TierCounters:
     stall_ns: int = 0
 
 
-class _Pending(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Pending:
     """Joins copies under way with the experts they are for."""
 
-    keys: list[int]
+    keys: Keys
     n_bytes: int
     upload: Upload
     began_ns: int
@@ -83,8 +87,8 @@ class Tier:
         """Return the bytes of copies under way, and of those that wait."""
         if not self.locations.any_arriving:
             return 0
-        layers = np.flatnonzero(self.locations.arriving) // self._n_experts
-        return int(self._sizes[layers].sum())
+        keys = self.locations.arriving.nonzero()[0]
+        return int(self._sizes.take(keys // self._n_experts).sum())
 
     @property
     def is_copying(self) -> bool:
@@ -104,14 +108,13 @@ class Tier:
 
         With `wait`, not more copies are begun at a time than can be waited for later.
         """
-        self._note_evictions(moves)
-        self.start_waiting(wait, urgent, [move.key for move in moves])
+        self._start_able(moves, wait, urgent)
 
     def fill(self, moves: Sequence[Move], read: Callable[[Sequence[Copy]], object]) -> None:
         """Bring these all at once, before the first submit, by `read`. Raises what it raises."""
-        self._note_evictions(moves)
-        keys = [move.key for move in moves]
-        copies = self._copies(keys)
+        self._begin_moves(moves)
+        keys = np.array([move.key for move in moves], np.int64)
+        copies = self._copies(keys, self.locations.slots_of(keys))
         self.locations.begin_copy(keys)
         read(copies)
         self._arrived(keys, sum([n_bytes for _, _, n_bytes in copies]))
@@ -122,25 +125,11 @@ class Tier:
         if self.overlap is not None:
             self.overlap.begin_anew()
 
-    def start_waiting(
-        self, wait: bool = False, urgent: bool = False, last: Sequence[int] = ()
-    ) -> None:
-        """Begin the copies that wait, into slots that no submit reads any more.
+    def start_waiting(self, wait: bool = False, urgent: bool = False) -> None:
+        """Begin the copies that wait, into slots that no submit reads any more."""
+        self._start_able((), wait, urgent)
 
-        Those of the keys `last` begin last, in their order.
-        """
-        waiting = self._waiting(last)
-        if not waiting:
-            return
-        able = self.slots.are_writable(self._slots(waiting), self.table.oldest_read)
-        if not able.all():
-            waiting = [key for key, is_able in zip(waiting, able.tolist(), strict=True) if is_able]
-        for start in range(0, len(waiting), self._n_per_upload):
-            self._start(waiting[start : start + self._n_per_upload], urgent)
-            if wait and len(self._pending) >= MAX_PENDING:
-                self.collect(wait=True)
-
-    def collect(self, wait: bool = False, needed: Collection[int] = ()) -> None:
+    def collect(self, wait: bool = False, needed: Set[int] = frozenset()) -> None:
         """Note which copies have arrived; waits for those of `needed` keys, or for all.
 
         Raises DeviceLostError. A key that fails to arrive otherwise loses its slot again. Waiting
@@ -148,7 +137,7 @@ class Tier:
         """
         self._let_go(wait)
         for pending in list(self._pending):
-            waits = wait or (bool(needed) and any(key in needed for key in pending.keys))
+            waits = wait or (bool(needed) and not needed.isdisjoint(pending.keys.tolist()))
             if waits or pending.upload.done():
                 self._finish(pending)
 
@@ -171,7 +160,7 @@ class Tier:
                 self._pending.remove(pending)
                 self._take_back(pending.keys)
         waiting = self.locations.waiting()
-        self._take_back(waiting[~wanted[waiting]].tolist())
+        self._take_back(waiting[~wanted[waiting]])
 
     def vacate(self, numbers: Keys, leaving: Keys, publish: Callable[[], object]) -> bool:
         """Let no submit to come read these slots: `leaving` leave, what else is there moves.
@@ -198,37 +187,38 @@ class Tier:
 
     # ----- inside -----
 
-    def _note_evictions(self, moves: Sequence[Move]) -> None:
-        newcomers = [move.key for move in moves if move.victim != FREE]
-        if newcomers:
-            self.slots.unmap(self._slots(newcomers), self.table.version)
-            self.counters.n_evictions += len(newcomers)
+    def _begin_moves(self, moves: Sequence[Move]) -> tuple[Keys, Keys]:
+        """Note whose slots others get; return the experts whose copies can begin, and their slots.
 
-    def _slots(self, keys: Sequence[int]) -> Keys:
-        """Return the numbers of the slots that experts have. Must hold: all have one."""
-        return self.locations.slots_of(np.array(keys, np.int64))
+        Those of `moves` come last, in their order.
+        """
+        state, slot_of, _, _ = self.locations.record
+        readable = self.readable.record.state if self.readable is not None else None
+        versions = (self.table.version, self.table.oldest_read)
+        arrays = (state, slot_of, readable, self.slots.last_mapped)
+        n_evicted, keys, numbers = _residency.begin_moves(moves, *arrays, *versions)
+        self.counters.n_evictions += n_evicted
+        return keys, numbers
 
-    def _waiting(self, last: Sequence[int]) -> list[int]:
-        """Return the experts whose copies can begin, those of `last` last and in that order."""
-        waiting = self.locations.waiting()
-        if self.readable is not None:
-            waiting = waiting[self.readable.are_present(waiting)]
-        elif len(waiting) == len(last):
-            return [*last]  # as nearly always: no others wait
-        found: list[int] = waiting.tolist()
-        turn = {key: i for i, key in enumerate(last, 1)}
-        return sorted(found, key=lambda key: turn.get(key, 0)) if turn else found
+    def _start_able(self, moves: Sequence[Move], wait: bool, urgent: bool) -> None:
+        """Begin the copies that can begin, those of `moves` last."""
+        keys, numbers = self._begin_moves(moves)
+        for first in range(0, len(keys), self._n_per_upload):
+            these = slice(first, first + self._n_per_upload)
+            self._start(keys[these], numbers[these], urgent)
+            if wait and len(self._pending) >= MAX_PENDING:
+                self.collect(wait=True)
 
-    def _copies(self, keys: Sequence[int]) -> list[Copy]:
-        source, sizes, n = self.source, self.span_bytes, self._n_experts
-        slots = zip(keys, self.slots.at(self._slots(keys)), strict=True)
-        return [(source(key), slot.memory, sizes[key // n]) for key, slot in slots]
+    def _copies(self, keys: Keys, numbers: Keys) -> list[Copy]:
+        places = map(MEMORY, self.slots.at(numbers))
+        sizes = self._sizes[keys // self._n_experts].tolist()
+        return [*zip(map(self.source, keys.tolist()), places, sizes, strict=True)]
 
-    def _start(self, keys: list[int], urgent: bool) -> None:
-        copies = self._copies(keys)
+    def _start(self, keys: Keys, numbers: Keys, urgent: bool) -> None:
+        copies = self._copies(keys, numbers)
         n_bytes = sum([n_bytes for _, _, n_bytes in copies])
         try:
-            self.slots.poison(self._slots(keys))
+            self.slots.poison(numbers)
             began = perf_counter_ns()
             self.locations.begin_copy(keys)
             upload = self.uploads.start(copies, urgent)
@@ -269,26 +259,26 @@ class Tier:
             begin, end = upload.interval() or (0, 0)
             self.counters.stall_ns += end - begin
 
-    def _arrived(self, keys: Sequence[int], n_bytes: int) -> None:
+    def _arrived(self, keys: Keys, n_bytes: int) -> None:
         self.locations.arrive(keys)
         self.counters.copied_bytes += n_bytes
         self.counters.n_copies += len(keys)
 
-    def _give_up(self, keys: Sequence[int], error: Exception) -> None:
+    def _give_up(self, keys: Keys, error: Exception) -> None:
         """Take back copies that failed; warns once."""
         if not self.counters.n_failed:
             log.warning("%s: %s", self.failure, str(error))  # the error holds on to memory
         self.counters.n_failed += len(keys)
-        self.errors.update((key, error) for key in keys)
+        self.errors.update((key, error) for key in keys.tolist())
         self._release(keys)
 
-    def _take_back(self, keys: Sequence[int]) -> None:
-        if keys:
+    def _take_back(self, keys: Keys) -> None:
+        if keys.size:
             self.counters.n_cancelled += len(keys)
             self._release(keys)
 
-    def _release(self, keys: Sequence[int]) -> None:
-        slots, oldest = self._slots(keys), self.table.oldest_read
+    def _release(self, keys: Keys) -> None:
+        slots, oldest = self.locations.slots_of(keys), self.table.oldest_read
         self.locations.leave(keys)
         # A submit may still read the victim of an expert that waited.
         self.slots.poison(slots[self.slots.are_writable(slots, oldest)])

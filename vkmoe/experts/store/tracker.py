@@ -190,9 +190,9 @@ class ExpertTracker:
             hits = np.empty(routing.shape, np.bool_)
             hits[:] = self._resident[:, None]
             if self._absent_bytes.any():
-                n_experts = self.residency.space.n_experts
-                n_missed, _, _ = _residency.misses(keys, hits, None, n_experts, 0)
-                self._read_bytes += int(n_missed.dot(self._absent_bytes))
+                state = self.residency.locations.record.state
+                found = _residency.misses(keys, state, hits, None, self._absent_bytes, 0)
+                self._read_bytes += found[1]
         for ids, found in zip(routing, hits, strict=True):
             self.profiler.record(ids, found)
         n_hits = int(np.count_nonzero(hits))
