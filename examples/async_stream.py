@@ -9,7 +9,7 @@ from vkmoe import AsyncLLM, ChatEnd, Content
 async def main() -> None:
     async with AsyncLLM() as llm:
         question = [{"role": "user", "content": "def main():"}]
-        async for event in llm.chat_stream(question, max_tokens=24, seed=1):
+        async for event in llm.chat_stream(question, max_tokens=24, seed=3):
             if isinstance(event, Content):
                 print(event.text, end="", flush=True)
             elif isinstance(event, ChatEnd):
