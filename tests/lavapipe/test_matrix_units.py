@@ -59,7 +59,7 @@ ALL_OF_KERNELS = (*EVERY, KERNELS, "-k", "+matrix or other_matrices")
         (KERNELS, "-k", "+matrix and overflows and Q6_K"),
         (KERNELS, "-k", "other_matrices"),
         (ATTENTION, "-k", "units and (gpt-oss or 512) and not q8_0 and not q4_0"),
-        pytest.param(("tests/tools/test_integer_matrices.py",), marks=pytest.mark.full),
+        ("tests/tools/test_integer_matrices.py",),
         pytest.param((*EVERY, ATTENTION, "-k", "units"), marks=pytest.mark.full),
         pytest.param((*EVERY, ENGINE, "-k", "tiles_of_f16"), marks=pytest.mark.full),
         *(
