@@ -194,9 +194,8 @@ class TokenPrograms(Closing):
         """
         self._backend, self._space, space = backend, decoder.workspace, decoder.workspace
         self._worker = worker
-        self._lands = decoder.mode.lands  # else the filled words mean nothing
-        self._n_vocab, self._picks = decoder.spec.n_vocab, decoder.spec.picks
-        self._width = decoder.spec.width
+        spec, self._lands = decoder.spec, decoder.mode.lands  # else filled words mean nothing
+        self._n_vocab, self._picks, self._width = spec.n_vocab, spec.picks, spec.width
         self.batch = TokenBatch.one(0, 0, with_logits=False)  # the last one
         self._kinds: dict[tuple[object, ...], BatchKind] = {}  # by shapes of batches
         self._submissions: list[Submission] = []
@@ -212,7 +211,7 @@ class TokenPrograms(Closing):
             self._map(cleanup)
             self._recorder = Recorder(backend, decoder, self.io, executor, bytes_per_second)
             bounds = self._recorder.bounds(space.row_sizes["decode"][-1])
-            if warning := bounds.warning(decoder.spec.n_layers):
+            if warning := bounds.warning(spec.n_layers):
                 log.warning(warning)
             self.recorded: dict[BatchKind, Recorded] = {}
             for n_logits in (0, 1):
