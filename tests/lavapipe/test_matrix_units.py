@@ -69,7 +69,7 @@ ALL_OF_KERNELS = (*EVERY, KERNELS, "-k", "+matrix or other_matrices")
     ],
     ids=lambda words: words[-1],
 )
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 def test_tests_pass_there(run_module: RunModule, words: tuple[str, ...]) -> None:
     """The law among them: bits depend on neither tile, place, neighbours nor cuts."""
     printed = run_module("pytest", "-q", "-p", "no:cacheprovider", *words)
